@@ -1,0 +1,51 @@
+"""Argument checks: every refusal is a ``ValueError`` of one line that names the argument and the way out."""
+
+import difflib
+import math
+from collections.abc import Iterable
+
+import numpy as np
+
+
+def one_of(argument: str, value: object, options: Iterable[str]) -> str:
+    """Return ``value`` if it is one of ``options``; else raise, naming what is near.
+
+    Raises
+    ------
+    ValueError
+        The message lists near names, or all of them when nothing is near.
+    """
+    names = sorted(options)
+    if isinstance(value, str) and value in names:
+        return value
+    near = difflib.get_close_matches(str(value).lower(), names, n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(map(repr, near))}?" if near else f"choose from {', '.join(names)}"
+    raise ValueError(f"{argument}: unknown {value!r}; {hint}")
+
+
+def integer(argument: str, value: object, minimum: int, why: str = "") -> int:
+    """Return ``value`` as an ``int`` not below ``minimum``; bools and fractions are refused."""
+    bad = isinstance(value, bool) or not isinstance(value, int | np.integer)
+    if bad or int(value) < minimum:  # type: ignore[call-overload]
+        raise ValueError(f"{argument}: needs a whole number of at least {minimum}, got {value!r}{why and f' ({why})'}")
+    return int(value)  # type: ignore[call-overload]
+
+
+def fraction(argument: str, value: object) -> float:
+    """Return ``value`` as a float strictly between 0 and 1."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if isinstance(value, bool) or not 0.0 < number < 1.0:
+        raise ValueError(f"{argument}: needs a number strictly between 0 and 1, got {value!r}")
+    return number
+
+
+def finite(argument: str, array: np.ndarray) -> np.ndarray:
+    """Return ``array`` if it holds finite numbers only."""
+    bad = ~np.isfinite(array)
+    if bad.any():
+        where = tuple(int(i) for i in np.argwhere(bad)[0])
+        raise ValueError(f"{argument}: holds {int(bad.sum())} NaN or infinite entries, the first at index {where}")
+    return array

@@ -1,0 +1,214 @@
+"""The shell: ``gradflow contraction``, ``derive``, ``law``. Exit codes: 0 done, 1 a check failed, 2 bad input (one line)."""
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Iterator
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+app = typer.Typer(
+    help="Gradient flow through deep residual networks: law, exact product and factors side by side.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+)
+
+
+class Reading(StrEnum):
+    """The two readings of the estimate."""
+
+    norm = "norm"
+    alignment = "alignment"
+
+
+def _depths(text: str) -> int | list[int]:
+    try:
+        depths = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"depth: needs a whole number, or several as in 6,12,24, got {text!r}") from None
+    return depths if len(depths) > 1 else depths[0]
+
+
+@contextlib.contextmanager
+def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr while a person is looking; silent in a pipe."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _show(renderable: Any) -> None:
+    """Print a table: at most 100 columns, never narrower than it needs in a pipe."""
+    from rich.console import Console
+
+    from gradflow.report import WIDTH
+
+    console = Console()
+    width = min(console.width, WIDTH) if console.is_terminal else WIDTH
+    Console(width=width, highlight=False).print(renderable)
+
+
+def _emit(result: Any, renderable: Any, as_json: bool, plot: Path | None) -> None:
+    if plot is not None:
+        result.plot(str(plot))
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), allow_nan=False))
+    else:
+        _show(renderable)
+        if plot is not None:
+            typer.echo(f"Figure written to {plot}", err=True)
+
+
+def _version(value: bool) -> None:
+    if value:
+        from gradflow import __version__
+
+        typer.echo(f"gradflow {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def contraction(
+    depth: Annotated[
+        str | None, typer.Option(help="Sub-layers; several as in 6,12,24,48 give gain against depth.  [default: 24]")
+    ] = None,
+    d: Annotated[int | None, typer.Option(help="Width.  [default: 512]")] = None,
+    c: Annotated[float, typer.Option(help="The article's loss per layer, in (0, 1).")] = 0.2,
+    scheme: Annotated[str, typer.Option(help="post-ln or pre-ln.")] = "post-ln",
+    branch: Annotated[
+        str, typer.Option(help="linear, bias (constant), mlp:relu, mlp:gelu, mlp:silu, mlp:tanh, …")
+    ] = "linear",
+    norm: Annotated[
+        str | None, typer.Option(help="rms or layernorm.  [default: rms; layernorm with --activations]")
+    ] = None,
+    reading: Annotated[
+        Reading, typer.Option(help="norm: iid weights; alignment: û turns in one plane.")
+    ] = Reading.norm,
+    tokens: Annotated[int, typer.Option(help="Tokens of the state.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Networks to measure.")] = 8,
+    key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
+    cotangent: Annotated[str | None, typer.Option(help="gaussian, or aligned (alignment reading only).")] = None,
+    probes: Annotated[
+        int | None, typer.Option(help="Measure with that many cotangents; leave out the whole product.")
+    ] = None,
+    final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
+    activations: Annotated[
+        Path | None, typer.Option(help="An .npz of recorded activations: u, and x, gain, eps, cotangent.")
+    ] = None,
+    dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
+) -> None:
+    """How much of the gradient survives depth: (1 − c)^L beside the law and the exact product, and why."""
+    from gradflow import estimate, plots, report
+    from gradflow.contractions import ContractionSweep
+
+    if plot is not None:
+        plots.check_path(plot)
+    sizes = ({} if depth is None else {"depth": _depths(depth)}) | ({} if d is None else {"d": d})
+    with _progress("measuring networks") as progress:
+        result = estimate.contraction(
+            **sizes,
+            c=c,
+            scheme=scheme,
+            branch=branch,
+            norm=norm,
+            reading=reading.value,
+            tokens=tokens,
+            seeds=seeds,
+            key=key,
+            cotangent=cotangent,
+            probes=probes,
+            final_norm=final_norm,
+            activations=activations,
+            dtype=dtype,
+            progress=progress,
+        )
+    render = report.sweep if isinstance(result, ContractionSweep) else report.contraction
+    _emit(result, render(result), as_json, plot)  # type: ignore[arg-type]
+
+
+@app.command()
+def law(
+    scheme: Annotated[str, typer.Argument(help="post-ln or pre-ln.")],
+    block: Annotated[str, typer.Option(help="Branches of one block, as in mlp:relu or linear,mlp:gelu.")] = "mlp:relu",
+    depth: Annotated[int, typer.Option(help="Blocks.")] = 24,
+    d: Annotated[int | None, typer.Option(help="Width, for the 1/d term; without it the leading order.")] = None,
+    norm: Annotated[str, typer.Option(help="layernorm or rms.")] = "layernorm",
+    final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
+) -> None:
+    """The depth law alone: every factor at initialisation, without building a network."""
+    from gradflow import laws, plots, report
+
+    if plot is not None:
+        plots.check_path(plot)
+    profile = laws.law(scheme, block.split(","), depth, d=d, norm=norm, final_norm=final_norm)
+    _emit(profile, report.profile_table(profile), as_json, plot)
+
+
+@app.command()
+def derive(
+    name: Annotated[str | None, typer.Argument(help="A derivation; without a name they are listed.")] = None,
+    latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Also run its checks; exit code 1 if one fails.")] = False,
+) -> None:
+    """Print a derivation's steps: claim, proof, result."""
+    from gradflow.symbolic import NAMES
+    from gradflow.symbolic import derive as derivation
+
+    if name is None:
+        typer.echo("\n".join(NAMES))
+        return
+    result = derivation(name)
+    typer.echo(result.latex() if latex else result.text())
+    if check:
+        outcomes = result.check()
+        typer.echo("\n" + "\n".join(map(str, outcomes)))
+        if not all(outcome.passed for outcome in outcomes):
+            raise typer.Exit(1)
+
+
+def main() -> None:
+    """Run the command line; bad input is one line on stderr and exit code 2, never a traceback."""
+    try:
+        code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
+    except (ValueError, OSError) as error:
+        message = str(error)
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except Exception as error:
+        # Typer's own refusals (unknown option, wrong type) can say themselves in a line; anything else is a bug of ours.
+        if not hasattr(error, "format_message"):
+            raise
+        message = f"{error.format_message()} ('gradflow --help' lists what there is)"  # type: ignore[attr-defined]
+    else:
+        sys.exit(code if isinstance(code, int) else 0)
+    sys.stderr.write(f"gradflow: {' '.join(message.split())}\n")
+    sys.exit(2)

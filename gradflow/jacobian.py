@@ -1,0 +1,88 @@
+"""The block Jacobian as an operator: J = DN_out(u) · ( α I + β · DN_branch · F · DN_in ).
+
+Derived in `gradflow.symbolic.residual`. An empty slot is ``None``. Nothing of size d × d is formed unless a basis is pushed.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from gradflow.branches import Branch, Params
+from gradflow.norms import Norm, NormJacobian
+
+State = Float[Array, "tokens d"]
+Slots = tuple[Norm | None, Norm | None, Norm | None]
+
+
+@dataclass(frozen=True)
+class SublayerJacobian:
+    """One residual sub-layer at one point: values on the way forward, and the operator.
+
+    Attributes
+    ----------
+    x, fed : (tokens, d)
+        The stream as it enters, and what the branch sees.
+    u, added, out : (tokens, d)
+        αx + β·N_branch(f), its second term, and the sub-layer's output.
+    norm_in, norm_branch, norm_out : NormJacobian or None
+        The slots' Jacobians, one per token along the leading axis of their leaves.
+    alpha, beta : ()
+        Multipliers of skip and branch.
+    """
+
+    branch: Branch
+    params: Params
+    alpha: Array
+    beta: Array
+    x: State
+    fed: State
+    u: State
+    added: State
+    out: State
+    norm_in: NormJacobian | None
+    norm_branch: NormJacobian | None
+    norm_out: NormJacobian | None
+
+    @classmethod
+    def at(
+        cls, branch: Branch, params: Params, norms: Slots, alpha: Array, beta: Array, x: State
+    ) -> "SublayerJacobian":
+        """Evaluate the sub-layer at ``x``; ``norms`` are those at the branch's input, its output, and the output."""
+
+        def normed(norm: Norm | None, state: State) -> tuple[State, NormJacobian | None]:
+            return (state, None) if norm is None else (norm(state), jax.vmap(norm.jacobian)(state))
+
+        fed, d_in = normed(norms[0], x)
+        f, d_branch = normed(norms[1], jax.vmap(lambda token: branch.apply(params, token))(fed))
+        added = beta * f
+        u = alpha * x + added
+        out, d_out = normed(norms[2], u)
+        return cls(branch, params, alpha, beta, x, fed, u, added, out, d_in, d_branch, d_out)
+
+    def push(self, basis: Float[Array, "tokens d k"]) -> Float[Array, "tokens d k"]:
+        """``J @ basis`` for every token (forward)."""
+        inner = _mv(self.norm_in, basis)
+        inner = jax.vmap(lambda token, b: self.branch.push(self.params, token, b))(self.fed, inner)
+        inner = _mv(self.norm_branch, inner)
+        return _mv(self.norm_out, self.alpha * basis + self.beta * inner)
+
+    def branch_pullback(self) -> Callable[[State], State]:
+        """``c ↦ Fᵀ c`` at the point, by reverse mode through the branch alone."""
+        _, pull = jax.vjp(jax.vmap(lambda token: self.branch.apply(self.params, token)), self.fed)
+        return lambda c: pull(c)[0]
+
+
+def _mv(jacobian: NormJacobian | None, basis: Float[Array, "tokens d k"]) -> Float[Array, "tokens d k"]:
+    if jacobian is None:
+        return basis
+    return jax.vmap(lambda j, b: jax.vmap(j.mv, 1, 1)(b))(jacobian, basis)
+
+
+def frobenius(state: Array) -> Array:
+    """Frobenius norm over all axes, free of under- and overflow."""
+    largest = jnp.max(jnp.abs(state))
+    safe = jnp.where(largest > 0, largest, 1)
+    return safe * jnp.sqrt(jnp.sum((state / safe) ** 2))

@@ -1,0 +1,253 @@
+"""The depth law as a `Profile`: closed forms from `gradflow.symbolic.depth`, evaluated without building the network.
+
+A law knows the scheme, the branches' moments, depth and width, and nothing of any measured network.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradflow import checks, precision
+from gradflow.branches import Branch, branch_of
+from gradflow.factors import Profile, backward_sum
+from gradflow.numeric import to_jax
+from gradflow.schemes import Scheme, scheme_of
+from gradflow.symbolic import depth as symbolic
+from gradflow.symbolic import moments as gaussian
+
+ASSUMPTIONS = (
+    "iid zero-mean Gaussian weights, unit-rms isotropic input, ε = 0, independent tokens, L ≪ d; typical (mean-log) values "
+    "with the 1/d term; the spread is over networks"
+)
+
+Rows = dict[str, jax.Array]
+_NAMES = tuple(f.name for f in dataclasses.fields(symbolic.SublayerLaw))
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A law's arguments, checked and resolved: S values of α and β, the branches in turn, d (∞ for the leading order)."""
+
+    branches: tuple[Branch, ...]
+    alpha: np.ndarray
+    beta: np.ndarray
+    output_norm: bool
+    centred: float
+    final: bool
+    d: float
+    tokens: int
+    probes: float
+
+    def moments(self, frozen: bool) -> Rows:
+        """Moments of β·f for every sub-layer, each of shape (S,); frozen: of the same branch with F = 0."""
+        each = [gaussian.frozen(b.moments()) if frozen else b.moments() for b in self.branches]
+        repeats = len(self.beta) // len(each)
+        return {
+            name: jnp.asarray(
+                np.tile([getattr(m, name) for m in each], repeats) * self.beta ** (2 * gaussian.POWERS[name])
+            )
+            for name in symbolic.MOMENTS
+        }
+
+
+@functools.lru_cache
+def _sublayer_law(output_norm: bool) -> Callable[..., tuple]:
+    law = symbolic.output_norm() if output_norm else symbolic.input_norm()
+    return to_jax(symbolic.SYMBOLS, dataclasses.astuple(law))
+
+
+@functools.lru_cache
+def _extras() -> tuple[Callable[..., tuple], Callable[..., tuple]]:
+    return to_jax(symbolic.SYMBOLS, symbolic.response()), to_jax(symbolic.SYMBOLS, symbolic.outermost_norm())
+
+
+def _recursion(case: Case, moments: Rows) -> tuple[Rows, jax.Array]:
+    """Forward for the stream, backward for the gradient's share along it; all terms, and (Q, M, v_Q) at the end."""
+    law, columns, alpha = _sublayer_law(case.output_norm), tuple(moments.values()), jnp.asarray(case.alpha)
+
+    def terms_at(row: tuple, a: jax.Array, state: Sequence[Any], radial: Any) -> Rows:
+        return dict(zip(_NAMES, law(*row, a, case.d, case.centred, *state, radial), strict=True))
+
+    def forward(state: tuple, inputs: tuple) -> tuple[tuple, tuple]:
+        terms = terms_at(*inputs, state, 0.0)
+        return tuple(jnp.asarray(terms[k], float) for k in ("next_Q", "next_mean", "next_var")), state
+
+    def backward(radial: jax.Array, inputs: tuple) -> tuple[jax.Array, jax.Array]:
+        return jnp.asarray(terms_at(*inputs, radial)["next_radial"], float), radial
+
+    start = (jnp.ones(()), jnp.zeros(()), jnp.zeros(()))
+    last, states = jax.lax.scan(forward, start, (columns, alpha))
+    first = jnp.asarray(0.0 if case.final else 1.0)  # a final norm leaves nothing along x
+    _, radial = jax.lax.scan(backward, first, (columns, alpha, states), reverse=True)
+    terms = {k: jnp.broadcast_to(v, alpha.shape) for k, v in terms_at(columns, alpha, states, radial).items()}
+    return terms | {"Q": states[0], "radial": radial}, jnp.stack(last)
+
+
+def _pooled(case: Case, terms: Rows) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Shifts of log norm and log branch from pooling over tokens and cotangents, and the variance that is left.
+
+    A pooled power averages before the log is taken, which gains half of the variance that it averages away.
+    """
+    shared, own, norm = terms["spread_shared"], terms["spread_own"], terms["shift_norm"]
+    over_tokens, over_both = 1 - 1 / case.tokens, 1 - 1 / (case.tokens * case.probes)
+    shift_norm = norm * over_tokens / 2
+    shift = (shared * over_tokens + own * over_both) / 2
+    return shift_norm, shift - shift_norm, shared * (1 - over_tokens) + own * (1 - over_both)
+
+
+def _stream_noise(case: Case, moments: Rows, terms: Rows, last: jax.Array) -> jax.Array:
+    """Variance from the growing stream of an input-norm scheme: noise at one sub-layer moves every later gain."""
+    states = (terms["Q"], jnp.zeros(()), jnp.zeros(()), terms["radial"])
+    alpha = jnp.asarray(case.alpha)
+    slope, noise, overlap = _extras()[0](*moments.values(), alpha, case.d, case.centred, *states)
+    tail = -1 / last[0] if case.final else jnp.zeros(())
+    _, lag = jax.lax.scan(lambda r, row: (row[0] + row[1] ** 2 * r, r), tail, (slope, alpha), reverse=True)
+    return (lag**2 * noise + 2 * lag * overlap) / case.tokens
+
+
+def _curve(case: Case, frozen: bool) -> dict[str, np.ndarray]:
+    """Rows of one vector: the gradient, or the trunk where F is frozen; ``sd`` is that of the cumulative log gain."""
+    moments = case.moments(frozen)
+    terms, last = _recursion(case, moments)
+    shift_norm, shift_branch, variance = _pooled(case, terms)
+    outside = _extras()[1](*[0.0] * len(symbolic.MOMENTS), 0.0, case.d, case.centred, *last, 0.0)
+    log_outer, *isotropic = map(jnp.asarray, outside)
+    shares = [terms["aligned"], terms["along_mean"]]
+    if case.output_norm:
+        # A norm finds what the sub-layer above hands down; the last one an isotropic cotangent, or, behind a final norm,
+        # what that left: nothing, as both have the same û.
+        above = [jnp.zeros(())] * 2 if case.final else isotropic
+        shares = [jnp.append(share[1:], value) for share, value in zip(shares, above, strict=True)]
+    else:
+        variance = variance + _stream_noise(case, moments, terms, last)
+    rows = {
+        "aligned": shares[0],
+        "along_mean": shares[1],
+        "norm": jnp.exp((terms["log_norm"] + shift_norm) / 2),
+        "skip": jnp.abs(jnp.asarray(case.alpha)),
+        "branch": jnp.exp((terms["log_branch"] + shift_branch) / 2),
+        "Q": terms["Q"],
+        "q": moments["q"],
+        "alpha": jnp.asarray(case.alpha),
+    }
+    if case.final:
+        end = {
+            "aligned": isotropic[0],
+            "along_mean": isotropic[1],
+            "norm": jnp.exp(log_outer / 2),
+            "Q": last[0],
+            "q": 0.0,
+        }
+        rows = {name: jnp.append(values, jnp.asarray(end.get(name, 1.0))) for name, values in rows.items()}
+        variance = jnp.append(variance, 0.0)
+    rows["projection"] = jnp.sqrt(1 - rows["aligned"] - rows["along_mean"])
+    sd = jnp.sqrt(jnp.append(jnp.cumsum(variance[::-1])[::-1], 0.0)) / 2
+    return {name: np.asarray(values) for name, values in rows.items()} | {"sd": np.asarray(sd)}
+
+
+def law(
+    scheme: str | Scheme,
+    block: str | Branch | Sequence[str | Branch] = ("mlp:relu",),
+    depth: int = 24,
+    *,
+    d: int | None = None,
+    norm: str = "layernorm",
+    final_norm: bool = False,
+    tokens: int = 1,
+    probes: float = 1,
+) -> Profile:
+    """Predict the profile of a stack at initialisation, without building it.
+
+    Leading order: E‖g_in‖²/‖g_out‖² = (α² + β²χ_f)/(α² + β²q_f) for a norm at the output, and α² + β²χ_f/Q with
+    Q' = α²Q + β²q_f for one at the branch's input (derived in ``derive("depth-law")``, with the 1/d terms).
+
+    Parameters
+    ----------
+    scheme, block, depth
+        A catalogue name or row; one branch or several per block; number of blocks.
+    d : int, optional
+        Width, for the 1/d term and the spread over networks; ``None`` gives the leading order alone.
+    norm : {"layernorm", "rms"}
+        What fills the scheme's slots (ε = 0).
+    final_norm : bool
+        Whether a norm follows the last sub-layer.
+    tokens, probes
+        Independent tokens and cotangents that are pooled; ``math.inf`` probes give the rms gain over all directions.
+
+    Returns
+    -------
+    Profile
+        One "seed" of typical values; ``sd_exact`` and ``sd_trunk`` state the spread of the log gain over networks.
+
+    Raises
+    ------
+    ValueError
+        For an unknown name, a bad size, or a scheme without a law.
+    """
+    row = scheme_of(scheme)
+    if row.norm_out == row.norm_in or row.norm_branch:
+        raise ValueError(
+            f"scheme: {row.name!r} has no law; a law needs one norm, at the output or at the branch's input"
+        )
+    branches = tuple(map(branch_of, block if isinstance(block, tuple | list) else (block,)))
+    alpha, beta = row.multipliers(checks.integer("depth", depth, 1) * len(branches))
+    if not alpha.all():
+        raise ValueError(f"scheme: {row.name!r} has α = 0, which leaves no skip path for a law to follow")
+    centred = float(checks.one_of("norm", norm, ("layernorm", "rms")) == "layernorm")
+    width = np.inf if d is None else float(checks.integer("d", d, 2 + int(centred)))
+    tokens = checks.integer("tokens", tokens, 1)
+    case = Case(branches, alpha, beta, row.norm_out, centred, bool(final_norm), width, tokens, probes)
+    with precision.scope("float64"):
+        exact, trunk = _curve(case, frozen=False), _curve(case, frozen=True)
+    settings = {
+        "what": "law",
+        "scheme": row.name,
+        "block": [b.name for b in branches],
+        "depth": depth,
+        "d": d,
+        "norm": norm,
+        "final_norm": case.final,
+        "tokens": tokens,
+        "assumptions": ASSUMPTIONS,
+    }
+    return _profile(exact, trunk, labels(len(alpha), case.final), settings)
+
+
+def _profile(
+    exact: dict[str, np.ndarray], trunk: dict[str, np.ndarray], names: tuple[str, ...], settings: dict[str, Any]
+) -> Profile:
+    """Rows to a profile; on the trunk the branch factor is 1 by definition."""
+    local = exact["projection"] * exact["norm"] * exact["skip"]
+    bound = trunk["projection"] * trunk["norm"]
+    curves = {"exact": local * exact["branch"], "trunk": bound * trunk["skip"], "local": local, "bound": bound}
+    figures = {
+        "affine": np.ones_like(local),
+        **{name: exact[name] for name in ("projection", "norm", "skip", "branch")},
+        "net": curves["exact"],
+        "stream_rms": np.sqrt(exact["Q"]),
+        "branch_rms": np.sqrt(exact["q"]),
+        "stream_cosine": exact["alpha"] * np.sqrt(exact["Q"] / (exact["alpha"] ** 2 * exact["Q"] + exact["q"])),
+        "alignment": np.sqrt(exact["aligned"]),
+        "mean_component": np.sqrt(exact["along_mean"]),
+        "trunk_projection": trunk["projection"],
+        "trunk_alignment": np.sqrt(trunk["aligned"]),
+        "radius_gain": trunk["norm"],
+    }
+    return Profile(
+        labels=names,
+        settings=settings,
+        sd_exact=exact["sd"],
+        sd_trunk=trunk["sd"],
+        **{f"log_{name}": backward_sum(np.log(gains)[None]) for name, gains in curves.items()},
+        **{name: values[None] for name, values in figures.items()},
+    )
+
+
+def labels(sublayers: int, final_norm: bool) -> tuple[str, ...]:
+    """Row names: sub-layers from 1, then the final norm."""
+    return tuple(map(str, range(1, sublayers + 1))) + (("final norm",) if final_norm else ())

@@ -1,0 +1,82 @@
+"""One network, measured: its stack is drawn or built, run, pushed through and swept back. Everything here is per seed."""
+
+import functools
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+from gradflow.flow import Rows, flow
+from gradflow.norms import NORMS
+from gradflow.planar import planar
+from gradflow.stack import Drawn, Stack
+
+_ROWS = {row.name: row for row in NORMS}
+
+
+class Measurement(NamedTuple):
+    """What one seed gives.
+
+    Attributes
+    ----------
+    rows : dict of (S,) arrays
+        The factors (`gradflow.flow.flow`).
+    cotangents : (probes, tokens, d)
+        What was sent back.
+    singular_values : (tokens·d,) or None
+        Of the whole-depth product, descending, over 2^exponent.
+    frobenius : () or None
+        The product's Frobenius norm, over 2^exponent.
+    exponent : ()
+    """
+
+    rows: Rows
+    cotangents: Float[Array, "probes tokens d"]
+    singular_values: Float[Array, " n"] | None
+    frobenius: Float[Array, ""] | None
+    exponent: Array
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5))
+def measure(
+    stack: Stack,
+    tokens: int,
+    cosine: float | None,
+    probes: int,
+    whole: bool,
+    aligned: bool,
+    seed: Array,
+    given: Float[Array, "tokens d"] | None,
+) -> Measurement:
+    """Measure one network.
+
+    Parameters
+    ----------
+    cosine : float or None
+        1 − c of the planar stack (alignment reading); ``None`` draws iid weights.
+    probes, whole
+        Number of Gaussian cotangents; whether the whole-depth product and its singular values are wanted.
+    aligned : bool
+        Whether the planar stack's own in-plane cotangent is used instead of Gaussians.
+    given : (tokens, d) or None
+        A cotangent from outside.
+    """
+    k_input, k_weights, k_cotangent = jax.random.split(seed, 3)
+    cotangents = jax.random.normal(k_cotangent, (probes, tokens, stack.d), stack.dtype)
+    if cosine is None:
+        unit = _ROWS[stack.norm].init(stack.d, 0.0, stack.dtype)  # a stream as any norm would hand it over: rms 1
+        x, weights = unit(jax.random.normal(k_input, (tokens, stack.d), stack.dtype)), Drawn(k_weights)
+    else:
+        weights, x, in_plane = planar(stack, k_weights, cosine)
+        cotangents = in_plane[None] if aligned else cotangents
+    if given is not None:
+        cotangents = given[None]
+    eye = jnp.broadcast_to(jnp.eye(stack.d, dtype=stack.dtype), (tokens, stack.d, stack.d)) if whole else None
+    trajectory = stack.trace(weights, x, eye)
+    rows = flow(stack, weights, trajectory, cotangents)
+    if not whole:
+        return Measurement(rows, cotangents, None, None, trajectory.exponent)
+    values = jnp.linalg.svd(trajectory.basis, compute_uv=False).reshape(-1)
+    size = jnp.sqrt(jnp.sum(trajectory.basis**2))  # type: ignore[operator]
+    return Measurement(rows, cotangents, jnp.sort(values, descending=True), size, trajectory.exponent)

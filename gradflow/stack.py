@@ -1,0 +1,190 @@
+"""A stack: scheme × block of branches × depth, run by one ``lax.scan`` over depth.
+
+The state is (tokens, d). A random stack draws its weights inside the scan from ``fold_in(key, l)``, so that depth costs no
+memory; given weights are stacked along depth, or tied (one set for all blocks).
+"""
+
+import functools
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float, Int
+
+from gradflow import checks
+from gradflow.branches import Branch, Params, branch_of
+from gradflow.jacobian import SublayerJacobian
+from gradflow.norms import NORMS, Norm
+from gradflow.schemes import Scheme, scheme_of
+
+State = Float[Array, "tokens d"]
+_ROWS = {row.name: row for row in NORMS}
+
+
+class Weights(Protocol):
+    """Where a block's branch parameters come from: ``at(stack, l)`` gives one tuple entry per branch."""
+
+    def at(self, stack: "Stack", l: Int[Array, ""]) -> tuple[Params, ...]:
+        """Weights of block ``l``."""
+        ...
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Drawn:
+    """Weights drawn on the spot from ``fold_in(key, l)``."""
+
+    key: Array
+
+    def at(self, stack: "Stack", l: Int[Array, ""]) -> tuple[Params, ...]:
+        """Draw block ``l``'s weights."""
+        keys = jax.random.split(jax.random.fold_in(self.key, l), len(stack.block))
+        return tuple(branch.init(k, stack.d, stack.dtype) for branch, k in zip(stack.block, keys, strict=True))
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Given:
+    """Weights with a leading axis of length depth, or, where ``tied``, one set that every block uses."""
+
+    params: tuple[Params, ...]
+    tied: bool = field(default=False, metadata={"static": True})
+
+    def at(self, stack: "Stack", l: Int[Array, ""]) -> tuple[Params, ...]:
+        """Pick block ``l``'s weights."""
+        return self.params if self.tied else jax.tree.map(lambda leaf: leaf[l], self.params)
+
+
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class Trajectory:
+    """The forward run of one network.
+
+    Attributes
+    ----------
+    x, u : (S, tokens, d)
+        The stream as it enters each sub-layer, and αx + βf, what an output norm sees.
+    branch : (S, tokens, d)
+        β·N_branch(f), as it is added.
+    out : (tokens, d)
+        The last stream, before a final norm.
+    basis : (tokens, d, k) or None
+        The pushed basis over 2^exponent, where one was given.
+    exponent : ()
+        Its running base-2 log-scale.
+    """
+
+    x: Float[Array, "S tokens d"]
+    u: Float[Array, "S tokens d"]
+    branch: Float[Array, "S tokens d"]
+    out: State
+    basis: Float[Array, "tokens d k"] | None
+    exponent: Int[Array, ""]
+
+
+def rescale(basis: Array, exponent: Array) -> tuple[Array, Array]:
+    """Divide by the power of two that brings the largest entry to [1/2, 1); exact, and counted in the exponent."""
+    largest = jnp.max(jnp.abs(basis))
+    _, shift = jnp.frexp(jnp.where(largest > 0, largest, 1))
+    return jnp.ldexp(basis, -shift), exponent + shift
+
+
+@dataclass(frozen=True)
+class Stack:
+    """A residual network's architecture; hashable, so that one compilation serves all its seeds.
+
+    Attributes
+    ----------
+    scheme : Scheme
+        The row of the residual equation.
+    block : tuple of Branch
+        The branches of one block, in order; S = depth · len(block) sub-layers.
+    depth, d : int
+        Blocks and width.
+    norm : str
+        Name of the norm that fills the scheme's slots.
+    eps : float
+        Its ε.
+    final_norm : bool
+        Whether a norm follows the last sub-layer.
+    dtype : str
+        ``"float64"`` or ``"float32"``.
+    """
+
+    scheme: Scheme
+    block: tuple[Branch, ...]
+    depth: int
+    d: int
+    norm: str = "layernorm"
+    eps: float = 1e-5
+    final_norm: bool = False
+    dtype: str = "float64"
+
+    @classmethod
+    def make(cls, scheme: str | Scheme, block: Any, depth: int, d: int, **options: Any) -> "Stack":
+        """Build a stack from names, checking every argument.
+
+        Raises
+        ------
+        ValueError
+            For an unknown name (with near ones), depth < 1, d < 2, or d < 3 under LayerNorm.
+        """
+        block = (block,) if not isinstance(block, tuple | list) else tuple(block)
+        stack = cls(scheme_of(scheme), tuple(map(branch_of, block)), depth, d, **options)
+        checks.integer("depth", depth, 1)
+        checks.one_of("norm", stack.norm, _ROWS)
+        if stack.norm == "layernorm":
+            checks.integer("d", d, 3, "LayerNorm's Jacobian has rank d − 2 as ε → 0: none is left at d = 2")
+        checks.integer("d", d, 2)
+        return stack
+
+    @property
+    def sublayers(self) -> int:
+        """S, the number of residual sub-layers."""
+        return self.depth * len(self.block)
+
+    @property
+    def layer(self) -> Norm:
+        """The unit-gain norm layer that fills a slot."""
+        return _ROWS[self.norm].init(self.d, self.eps, self.dtype)
+
+    def multipliers(self) -> tuple[np.ndarray, np.ndarray]:
+        """α and β, each of shape (depth, len(block))."""
+        alpha, beta = self.scheme.multipliers(self.sublayers)
+        shape = (self.depth, len(self.block))
+        return alpha.reshape(shape).astype(self.dtype), beta.reshape(shape).astype(self.dtype)
+
+    def sublayer(self, branch: int, params: Params, alpha: Array, beta: Array, x: State) -> SublayerJacobian:
+        """Run one sub-layer: its values and its exact Jacobian as an operator."""
+        slots = (self.scheme.norm_in, self.scheme.norm_branch, self.scheme.norm_out)
+        norms = tuple(self.layer if slot else None for slot in slots)
+        return SublayerJacobian.at(self.block[branch], params, norms, alpha, beta, x)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def trace(self, weights: Weights, x: State, basis: Float[Array, "tokens d k"] | None = None) -> Trajectory:
+        """Run forward from ``x``; a basis given is pushed along through the exact Jacobians, never storing one.
+
+        A basis of shape (tokens, d, k) holds k tangent directions for each token (branches act on tokens one by one).
+        """
+
+        def block(carry: tuple, inputs: tuple) -> tuple[tuple, tuple]:
+            x, basis, exponent = carry
+            l, alphas, betas = inputs
+            rows = []
+            for k, params in enumerate(weights.at(self, l)):
+                step = self.sublayer(k, params, alphas[k], betas[k], x)
+                rows.append((x, step.u, step.added))
+                if basis is not None:
+                    basis, exponent = rescale(step.push(basis), exponent)
+                x = step.out
+            return (x, basis, exponent), jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+
+        start = (x, basis, jnp.zeros((), jnp.int32))
+        (out, basis, exponent), records = jax.lax.scan(block, start, (jnp.arange(self.depth), *self.multipliers()))
+        xs, us, added = (leaf.reshape(self.sublayers, *x.shape) for leaf in records)
+        if basis is not None and self.final_norm:
+            final = jax.vmap(self.layer.jacobian)(out)
+            basis, exponent = rescale(jax.vmap(lambda j, b: jax.vmap(j.mv, 1, 1)(b))(final, basis), exponent)
+        return Trajectory(xs, us, added, out, basis, exponent)
