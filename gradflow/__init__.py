@@ -22,9 +22,26 @@ _PUBLIC = {
 }
 _MODULES = ("branches", "norms", "schemes", "stack", "symbolic")
 
-__all__ = ["__version__", *_PUBLIC, *_MODULES]
+__all__ = [
+    "Contraction",
+    "ContractionSweep",
+    "Interval",
+    "Profile",
+    "Scheme",
+    "Stack",
+    "__version__",
+    "branches",
+    "contraction",
+    "derive",
+    "law",
+    "norms",
+    "schemes",
+    "stack",
+    "symbolic",
+]
 
 if TYPE_CHECKING:
+    from gradflow import branches, norms, schemes, stack, symbolic
     from gradflow.contractions import Contraction, ContractionSweep
     from gradflow.estimate import contraction
     from gradflow.factors import Profile

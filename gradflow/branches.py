@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import sympy
 from jaxtyping import Array, Float
 
-from gradflow import checks
+from gradflow import checks, precision
 from gradflow.numeric import to_jax
 from gradflow.symbolic import moments as symbolic
 
@@ -58,7 +58,7 @@ class Branch(Protocol):
 
 
 def _gaussian(key: Array, shape: tuple[int, ...], std: float, dtype: Any) -> Array:
-    return std * jax.random.normal(key, shape, dtype)
+    return std * precision.normal(key, shape, dtype)
 
 
 def _matvec(matrix: Float[Array, "n k"], x: Float[Array, " k"]) -> Float[Array, " n"]:
@@ -150,7 +150,8 @@ class MLP:
         """φ(z) as a SymPy expression in `gradflow.symbolic.moments.z`."""
         if isinstance(self.activation, str):
             return symbolic.ACTIVATIONS[self.activation]
-        return self.activation.subs(next(iter(self.activation.free_symbols)), symbolic.z)
+        renamed = {symbol: symbolic.z for symbol in self.activation.free_symbols}
+        return self.activation.xreplace(renamed)  # type: ignore[return-value]
 
     def init(self, key: Array, d: int, dtype: Any) -> Params:
         """W₁ of shape (ratio·d, d) and W₂ of shape (d, ratio·d)."""

@@ -130,7 +130,8 @@ def contraction(
 
     if plot is not None:
         plots.check_path(plot)
-    sizes = ({} if depth is None else {"depth": _depths(depth)}) | ({} if d is None else {"d": d})
+    sizes: dict[str, Any] = {} if depth is None else {"depth": _depths(depth)}
+    sizes |= {} if d is None else {"d": d}
     with _progress("measuring networks") as progress:
         result = estimate.contraction(
             **sizes,

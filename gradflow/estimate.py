@@ -208,7 +208,7 @@ class _Case:
         law_profile, trunk_law, law, rms_law = self.law()
         if self.probes is None:
             log2 = np.array([one.exponent for one in done]) * math.log(2)
-            values = np.stack([one.singular_values for one in done])
+            values = np.array([one.singular_values for one in done])
             log_values = safe_log(values) + log2[:, None]
             log_rms = safe_log(np.array([one.frobenius for one in done])) + log2 - 0.5 * math.log(self.tokens * stack.d)
         else:
@@ -260,9 +260,10 @@ class _Case:
         if self.reading == "alignment":
             return None, *self.planar_law()
         options = {"d": stack.d, "norm": stack.norm, "final_norm": stack.final_norm, "tokens": self.tokens}
+        # one cotangent a seed, or k pooled; the rms gain pools all directions, or the same k where the product is left out
         profile, rms = (
             laws.law(stack.scheme, stack.block, stack.depth, probes=probes, **options)
-            for probes in (self.probes or 1, math.inf)
+            for probes in (self.probes or 1, self.probes or math.inf)
         )
 
         def end(log: np.ndarray, sd: np.ndarray | None) -> Interval:

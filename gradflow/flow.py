@@ -131,6 +131,7 @@ def flow(stack: Stack, weights: Weights, trajectory: Trajectory, cotangents: Cot
     -------
     dict of (S,) arrays, or (S + 1,) with a final norm, from input to output
     """
+    assert trajectory.x is not None, "a trajectory without record has no states to sweep back through"
     g = w = normalised(cotangents)
     tail: list[Rows] = []
     if stack.final_norm:

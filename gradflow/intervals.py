@@ -39,7 +39,7 @@ def over_seeds(logs: np.ndarray, level: float = 0.95) -> Interval:
 
 def gain_of(log: Interval) -> Interval:
     """exp of a log-gain interval."""
-    return Interval(*(float(np.exp(v)) for v in (log.value, log.low, log.high)), log.of)
+    return Interval(float(np.exp(log.value)), float(np.exp(log.low)), float(np.exp(log.high)), log.of)
 
 
 def loss_per_layer(log: Interval, layers: int) -> Interval:
@@ -50,4 +50,5 @@ def loss_per_layer(log: Interval, layers: int) -> Interval:
 
 def band(log_gain: float, sd: float, what: str) -> Interval:
     """A law's gain with the band in which 95 % of networks fall, ±1.96 sd of the log gain."""
-    return Interval(*(float(np.exp(log_gain + k * sd)) for k in (0.0, -1.959964, 1.959964)), what)
+    half = 1.959964 * sd
+    return gain_of(Interval(log_gain, log_gain - half, log_gain + half, what))

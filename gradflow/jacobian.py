@@ -64,10 +64,10 @@ class SublayerJacobian:
 
     def push(self, basis: Float[Array, "tokens d k"]) -> Float[Array, "tokens d k"]:
         """``J @ basis`` for every token (forward)."""
-        inner = _mv(self.norm_in, basis)
+        inner = push_norm(self.norm_in, basis)
         inner = jax.vmap(lambda token, b: self.branch.push(self.params, token, b))(self.fed, inner)
-        inner = _mv(self.norm_branch, inner)
-        return _mv(self.norm_out, self.alpha * basis + self.beta * inner)
+        inner = push_norm(self.norm_branch, inner)
+        return push_norm(self.norm_out, self.alpha * basis + self.beta * inner)
 
     def branch_pullback(self) -> Callable[[State], State]:
         """``c ↦ Fᵀ c`` at the point, by reverse mode through the branch alone."""
@@ -75,7 +75,8 @@ class SublayerJacobian:
         return lambda c: pull(c)[0]
 
 
-def _mv(jacobian: NormJacobian | None, basis: Float[Array, "tokens d k"]) -> Float[Array, "tokens d k"]:
+def push_norm(jacobian: NormJacobian | None, basis: Float[Array, "tokens d k"]) -> Float[Array, "tokens d k"]:
+    """``DN @ basis`` for every token; an empty slot passes the basis on."""
     if jacobian is None:
         return basis
     return jax.vmap(lambda j, b: jax.vmap(j.mv, 1, 1)(b))(jacobian, basis)

@@ -74,11 +74,13 @@ def _recursion(case: Case, moments: Rows) -> tuple[Rows, jax.Array]:
         return dict(zip(_NAMES, law(*row, a, case.d, case.centred, *state, radial), strict=True))
 
     def forward(state: tuple, inputs: tuple) -> tuple[tuple, tuple]:
-        terms = terms_at(*inputs, state, 0.0)
+        row, a = inputs
+        terms = terms_at(row, a, state, 0.0)
         return tuple(jnp.asarray(terms[k], float) for k in ("next_Q", "next_mean", "next_var")), state
 
     def backward(radial: jax.Array, inputs: tuple) -> tuple[jax.Array, jax.Array]:
-        return jnp.asarray(terms_at(*inputs, radial)["next_radial"], float), radial
+        row, a, state = inputs
+        return jnp.asarray(terms_at(row, a, state, radial)["next_radial"], float), radial
 
     start = (jnp.ones(()), jnp.zeros(()), jnp.zeros(()))
     last, states = jax.lax.scan(forward, start, (columns, alpha))
@@ -194,7 +196,9 @@ def law(
         raise ValueError(
             f"scheme: {row.name!r} has no law; a law needs one norm, at the output or at the branch's input"
         )
-    branches = tuple(map(branch_of, block if isinstance(block, tuple | list) else (block,)))
+    branches = tuple(
+        branch_of(b) for b in (block if isinstance(block, Sequence) and not isinstance(block, str) else (block,))
+    )
     alpha, beta = row.multipliers(checks.integer("depth", depth, 1) * len(branches))
     if not alpha.all():
         raise ValueError(f"scheme: {row.name!r} has α = 0, which leaves no skip path for a law to follow")

@@ -4,12 +4,13 @@ import functools
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from gradflow import precision
 from gradflow.flow import Rows, flow
 from gradflow.norms import NORMS
 from gradflow.planar import planar
+from gradflow.product import identity, spectrum_of
 from gradflow.stack import Drawn, Stack
 
 _ROWS = {row.name: row for row in NORMS}
@@ -22,20 +23,18 @@ class Measurement(NamedTuple):
     ----------
     rows : dict of (S,) arrays
         The factors (`gradflow.flow.flow`).
-    cotangents : (probes, tokens, d)
-        What was sent back.
     singular_values : (tokens·d,) or None
         Of the whole-depth product, descending, over 2^exponent.
     frobenius : () or None
         The product's Frobenius norm, over 2^exponent.
-    exponent : ()
+    exponent : () or None
+        The base-2 log-scale of both.
     """
 
     rows: Rows
-    cotangents: Float[Array, "probes tokens d"]
     singular_values: Float[Array, " n"] | None
     frobenius: Float[Array, ""] | None
-    exponent: Array
+    exponent: Array | None
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2, 3, 4, 5))
@@ -55,7 +54,7 @@ def measure(
     ----------
     cosine : float or None
         1 − c of the planar stack (alignment reading); ``None`` draws iid weights.
-    probes, whole
+    probes, whole : int, bool
         Number of Gaussian cotangents; whether the whole-depth product and its singular values are wanted.
     aligned : bool
         Whether the planar stack's own in-plane cotangent is used instead of Gaussians.
@@ -63,20 +62,18 @@ def measure(
         A cotangent from outside.
     """
     k_input, k_weights, k_cotangent = jax.random.split(seed, 3)
-    cotangents = jax.random.normal(k_cotangent, (probes, tokens, stack.d), stack.dtype)
+    cotangents = precision.normal(k_cotangent, (probes, tokens, stack.d), stack.dtype)
     if cosine is None:
         unit = _ROWS[stack.norm].init(stack.d, 0.0, stack.dtype)  # a stream as any norm would hand it over: rms 1
-        x, weights = unit(jax.random.normal(k_input, (tokens, stack.d), stack.dtype)), Drawn(k_weights)
+        x, weights = unit(precision.normal(k_input, (tokens, stack.d), stack.dtype)), Drawn(k_weights)
     else:
         weights, x, in_plane = planar(stack, k_weights, cosine)
         cotangents = in_plane[None] if aligned else cotangents
     if given is not None:
         cotangents = given[None]
-    eye = jnp.broadcast_to(jnp.eye(stack.d, dtype=stack.dtype), (tokens, stack.d, stack.d)) if whole else None
-    trajectory = stack.trace(weights, x, eye)
+    trajectory = stack.trace(weights, x, identity(stack, tokens) if whole else None)
     rows = flow(stack, weights, trajectory, cotangents)
     if not whole:
-        return Measurement(rows, cotangents, None, None, trajectory.exponent)
-    values = jnp.linalg.svd(trajectory.basis, compute_uv=False).reshape(-1)
-    size = jnp.sqrt(jnp.sum(trajectory.basis**2))  # type: ignore[operator]
-    return Measurement(rows, cotangents, jnp.sort(values, descending=True), size, trajectory.exponent)
+        return Measurement(rows, None, None, None)
+    found = spectrum_of(trajectory)
+    return Measurement(rows, found.singular_values, found.frobenius, found.exponent)

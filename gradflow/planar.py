@@ -7,10 +7,10 @@ between the arriving trunk gradient and û at every layer.
 
 from typing import NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from gradflow import precision
 from gradflow.stack import Given, Stack
 
 
@@ -32,7 +32,7 @@ def planar(stack: Stack, key: Array, cosine: float) -> Planar:
     cosine : float
         cos of the turn per layer, 1 − c.
     """
-    frame = jax.random.normal(key, (stack.d, 2), stack.dtype)
+    frame = precision.normal(key, (stack.d, 2), stack.dtype)
     if stack.norm == "layernorm":
         frame = frame - frame.mean(0)
     e1, e2 = jnp.linalg.qr(frame)[0].T

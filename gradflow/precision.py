@@ -37,3 +37,8 @@ def as_array(x: Any) -> jax.Array:
     host = host if host.dtype.kind == "f" else host.astype(np.float64)
     with scope(host.dtype):
         return jnp.asarray(host)
+
+
+def normal(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    """Standard Gaussians, drawn in float32 whatever ``dtype`` is: every precision gets the very same network."""
+    return jax.random.normal(key, shape, jnp.float32).astype(dtype)

@@ -15,7 +15,7 @@ from jaxtyping import Array, Float, Int
 
 from gradflow import checks
 from gradflow.branches import Branch, Params, branch_of
-from gradflow.jacobian import SublayerJacobian
+from gradflow.jacobian import SublayerJacobian, push_norm
 from gradflow.norms import NORMS, Norm
 from gradflow.schemes import Scheme, scheme_of
 
@@ -64,9 +64,9 @@ class Trajectory:
 
     Attributes
     ----------
-    x, u : (S, tokens, d)
-        The stream as it enters each sub-layer, and αx + βf, what an output norm sees.
-    branch : (S, tokens, d)
+    x, u : (S, tokens, d) or None
+        The stream as it enters each sub-layer, and αx + βf, what an output norm sees; ``None`` where not recorded.
+    added : (S, tokens, d) or None
         β·N_branch(f), as it is added.
     out : (tokens, d)
         The last stream, before a final norm.
@@ -76,9 +76,9 @@ class Trajectory:
         Its running base-2 log-scale.
     """
 
-    x: Float[Array, "S tokens d"]
-    u: Float[Array, "S tokens d"]
-    branch: Float[Array, "S tokens d"]
+    x: Float[Array, "S tokens d"] | None
+    u: Float[Array, "S tokens d"] | None
+    added: Float[Array, "S tokens d"] | None
     out: State
     basis: Float[Array, "tokens d k"] | None
     exponent: Int[Array, ""]
@@ -158,18 +158,21 @@ class Stack:
 
     def sublayer(self, branch: int, params: Params, alpha: Array, beta: Array, x: State) -> SublayerJacobian:
         """Run one sub-layer: its values and its exact Jacobian as an operator."""
-        slots = (self.scheme.norm_in, self.scheme.norm_branch, self.scheme.norm_out)
-        norms = tuple(self.layer if slot else None for slot in slots)
+        row, layer = self.scheme, self.layer
+        norms = (layer if row.norm_in else None, layer if row.norm_branch else None, layer if row.norm_out else None)
         return SublayerJacobian.at(self.block[branch], params, norms, alpha, beta, x)
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def trace(self, weights: Weights, x: State, basis: Float[Array, "tokens d k"] | None = None) -> Trajectory:
+    @functools.partial(jax.jit, static_argnums=(0, 4))
+    def trace(
+        self, weights: Weights, x: State, basis: Float[Array, "tokens d k"] | None = None, record: bool = True
+    ) -> Trajectory:
         """Run forward from ``x``; a basis given is pushed along through the exact Jacobians, never storing one.
 
         A basis of shape (tokens, d, k) holds k tangent directions for each token (branches act on tokens one by one).
+        Without ``record`` the states on the way are not kept: memory is O(tokens·d·k) at any depth.
         """
 
-        def block(carry: tuple, inputs: tuple) -> tuple[tuple, tuple]:
+        def block(carry: tuple, inputs: tuple) -> tuple[tuple, tuple | None]:
             x, basis, exponent = carry
             l, alphas, betas = inputs
             rows = []
@@ -179,12 +182,15 @@ class Stack:
                 if basis is not None:
                     basis, exponent = rescale(step.push(basis), exponent)
                 x = step.out
-            return (x, basis, exponent), jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+            return (x, basis, exponent), jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows) if record else None
 
         start = (x, basis, jnp.zeros((), jnp.int32))
-        (out, basis, exponent), records = jax.lax.scan(block, start, (jnp.arange(self.depth), *self.multipliers()))
-        xs, us, added = (leaf.reshape(self.sublayers, *x.shape) for leaf in records)
+        inputs = (jnp.arange(self.depth), *self.multipliers())
+        (out, basis, exponent), states = jax.lax.scan(block, start, inputs)
         if basis is not None and self.final_norm:
             final = jax.vmap(self.layer.jacobian)(out)
-            basis, exponent = rescale(jax.vmap(lambda j, b: jax.vmap(j.mv, 1, 1)(b))(final, basis), exponent)
+            basis, exponent = rescale(push_norm(final, basis), exponent)
+        if states is None:
+            return Trajectory(None, None, None, out, basis, exponent)
+        xs, us, added = (leaf.reshape(self.sublayers, *x.shape) for leaf in states)
         return Trajectory(xs, us, added, out, basis, exponent)

@@ -119,7 +119,7 @@ def contraction(
         u, gain = cast(record.u), cast(record.gain)
         x = None if record.x is None else cast(record.x)
         if given is None:
-            given = np.asarray(jax.random.normal(jax.random.key(key), (probes or 1, tokens, width), settings["dtype"]))
+            given = np.asarray(precision.normal(jax.random.key(key), (probes or 1, tokens, width), settings["dtype"]))
         cotangents = cast(given).reshape(-1, tokens, width)
         rows = jax.tree.map(np.asarray, flow(row, record.eps, u, x, gain, cotangents))
         profile = Profile.from_rows(

@@ -1,5 +1,8 @@
 """The derivations ``depth-law`` and ``moments``: steps, and the checks that try to refute them."""
 
+# SymPy's annotations want an iterable of pairs where its documentation has a dict.
+# pyright: reportArgumentType=false, reportCallIssue=false
+
 import math
 from dataclasses import fields
 
