@@ -23,7 +23,7 @@ def text(renderable: Any, width: int = WIDTH) -> str:
     """Render without colour to at most ``width`` columns."""
     console = Console(width=width, file=io.StringIO(), force_terminal=False, color_system=None, record=False)
     console.print(renderable)
-    return console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
+    return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip().splitlines())  # type: ignore[attr-defined]
 
 
 def html(renderable: Any, figure: Any = None) -> str:
@@ -56,7 +56,7 @@ def span(interval: Interval | None) -> str:
 
 def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
     )
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
@@ -168,6 +168,7 @@ def profile_table(p: Profile) -> Table:
     """One row a sub-layer, geometric mean over seeds; the middle of a deep stack is left out."""
     figures = ("stream_rms", "branch_rms", "stream_cosine", "alignment", *FACTORS, "net")
     present = [name for name in figures if (values := getattr(p, name)) is not None and np.isfinite(values).any()]
+    present = [name for name in present if name not in ("affine", "skip") or not np.all(getattr(p, name) == 1)]
     curves = [name for name in ("exact", "trunk") if np.isfinite(getattr(p, f"log_{name}")).any()]
     table = _table(
         f"Factors per sub-layer ({p.settings.get('what', 'measured')}), input to output; ∏ is cumulative from the output",

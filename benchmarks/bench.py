@@ -1,0 +1,154 @@
+"""Speed and memory as ratios within one run: interleaved medians, shuffled order, so that a noisy machine cancels.
+
+``make bench`` prints the table; ``python benchmarks/bench.py --json FILE`` also stores it.
+"""
+
+import argparse
+import json
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from gradflow import precision
+from gradflow.product import product
+from gradflow.stack import Drawn, Given, Stack
+
+D, L, RATIO = 512, 24, 4
+
+
+def interleaved(jobs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+    """Median seconds of each job; every round runs all of them in a fresh order."""
+    for job in jobs.values():
+        jax.block_until_ready(job())
+    order, times = np.random.default_rng(0), {name: [] for name in jobs}
+    for _ in range(rounds):
+        for name in order.permutation(list(jobs)):
+            start = time.perf_counter()
+            jax.block_until_ready(jobs[name]())
+            times[name].append(time.perf_counter() - start)
+    return {name: float(np.median(values)) for name, values in times.items()}
+
+
+def whole_product(rounds: int) -> list[tuple[str, float, str]]:
+    """The exact product with its singular values against the matmuls of the same weights in one scan."""
+    key = jax.random.key(0)
+    eye, x = jnp.eye(D), jax.random.normal(key, (1, D))
+    w = 0.75 * jax.random.normal(key, (L, D, D)) / D**0.5
+    w_in = jax.random.normal(key, (L, RATIO * D, D)) / D**0.5
+    w_out = jax.random.normal(key, (L, D, RATIO * D)) / (RATIO * D) ** 0.5
+    linear = Stack.make("post-ln", "linear", L, D, norm="rms", eps=0.0)
+    mlp = Stack.make("post-ln", "mlp:relu", L, D, norm="rms", eps=0.0)
+    given, given_mlp = Given(({"w": w},)), Given(({"w_in": w_in, "w_out": w_out},))
+    one = jax.jit(lambda w, b: jax.lax.scan(lambda b, w: (w @ b, None), b, w)[0])
+    two = jax.jit(lambda v, w, b: jax.lax.scan(lambda b, vw: (vw[1] @ (vw[0] @ b), None), b, (v, w))[0])
+    times = interleaved({"floor": lambda: one(w, eye), "product": lambda: product(linear, given, x)}, rounds)
+    rows = [("exact product + SVD, linear / L matmuls", times["product"] / times["floor"], "≤ 1.7 (stretch 1.45)")]
+    jobs = {"floor": lambda: two(w_in, w_out, eye), "product": lambda: product(mlp, given_mlp, x)}
+    times = interleaved(jobs, max(3, rounds // 2))
+    rows.append(
+        ("exact product + SVD, two-matrix MLP / 2L matmuls", times["product"] / times["floor"], "≤ 0.80 (stretch 0.70)")
+    )
+    return rows
+
+
+def compile_seconds(depth: int) -> float:
+    """Seconds to lower and compile the product of a random stack."""
+    stack = Stack.make("post-ln", "mlp:gelu", depth, 64)
+    start = time.perf_counter()
+    product.lower(stack, Drawn(jax.random.key(0)), jnp.ones((1, 64))).compile()
+    return time.perf_counter() - start
+
+
+def compilation(rounds: int) -> list[tuple[str, float, str]]:
+    """Compile time at depth 1000 against depth 10, caches cleared each time."""
+    times: dict[int, list[float]] = {10: [], 1000: []}
+    for _ in range(rounds):
+        for depth in times:
+            jax.clear_caches()
+            times[depth].append(compile_seconds(depth))
+    return [("compile time, depth 1000 / depth 10", float(np.median(times[1000]) / np.median(times[10])), "≤ 1.3")]
+
+
+def peak_bytes(depth: int) -> int:
+    """Peak resident bytes of a fresh process that multiplies a random stack of that depth, d = 512."""
+    child = [sys.executable, __file__, "--peak", str(depth)]
+    return int(subprocess.run(child, check=True, capture_output=True, text=True).stdout)
+
+
+def memory() -> list[tuple[str, float, str]]:
+    """Peak memory at depth 1000 against depth 10: of the whole process, and of the program's own buffers."""
+    rows = [("peak memory of the process, depth 1000 / depth 10", peak_bytes(1000) / peak_bytes(10), "≤ 1.2")]
+    sizes = []
+    for depth in (10, 1000):
+        stack = Stack.make("post-ln", "linear", depth, D)
+        program = product.lower(stack, Drawn(jax.random.key(0)), jnp.ones((1, D))).compile()
+        analysis = program.memory_analysis()
+        if analysis is not None:
+            sizes.append(analysis.temp_size_in_bytes + analysis.output_size_in_bytes)
+    if len(sizes) == 2:
+        rows.append(("buffers of the product, depth 1000 / depth 10", sizes[1] / sizes[0], "≤ 1.2"))
+        rows.append(("buffers of the product at depth 1000, in d × d matrices", sizes[1] / (8 * D * D), ""))
+    return rows
+
+
+def seconds(command: list[str], rounds: int) -> float:
+    """Median wall seconds of a command."""
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    return float(np.median(times))
+
+
+def shell() -> list[tuple[str, float, str]]:
+    """Start-up and the main job from the shell, in seconds."""
+    script = str(Path(sys.executable).with_name("gradflow"))
+    return [
+        ("import gradflow, s", seconds([sys.executable, "-c", "import gradflow"], 5), "≤ 0.5"),
+        ("gradflow --help, s", seconds([script, "--help"], 5), "≤ 0.5"),
+        (
+            "gradflow contraction --depth 24 --d 512, s",
+            seconds([script, "contraction", "--depth", "24", "--d", "512"], 3),
+            "≤ 20",
+        ),
+    ]
+
+
+def main() -> None:
+    """Run everything and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--json", type=Path, help="also write the figures here")
+    args = parser.parse_args()
+    with precision.scope("float64"):
+        if args.peak:
+            stack = Stack.make("post-ln", "linear", args.peak, D)
+            jax.block_until_ready(product(stack, Drawn(jax.random.key(0)), jnp.ones((1, D))))
+            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+            return
+        rows = [*shell(), *memory(), *compilation(3), *whole_product(args.rounds)]
+    device = f"{jax.default_backend()}, {platform.machine()}, JAX {jax.__version__}, float64, d = {D}, L = {L}"
+    table = Table(title=f"gradflow benchmarks: {device}", title_justify="left")
+    for column in ("measure", "value", "wanted"):
+        table.add_column(column, justify="right" if column == "value" else "left")
+    for name, value, wanted in rows:
+        table.add_row(name, f"{value:.3g}", wanted)
+    Console(width=100).print(table)
+    if args.json:
+        args.json.write_text(json.dumps({"device": device, "rows": rows}, ensure_ascii=False, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

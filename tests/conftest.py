@@ -1,0 +1,36 @@
+"""What every test may ask for: 64-bit arrays in a scope, and a shell to call."""
+
+import sys
+
+import jax
+import pytest
+
+
+@pytest.fixture
+def x64():
+    """Make float64 exist while a test runs; gradflow itself needs no such switch."""
+    with jax.enable_x64(True):
+        yield
+
+
+@pytest.fixture
+def eager():
+    """Run primitive by primitive: a wide table of small stacks would otherwise spend its time in XLA's compiler."""
+    with jax.enable_x64(True), jax.disable_jit():
+        yield
+
+
+@pytest.fixture
+def shell(monkeypatch, capsys):
+    """Call ``gradflow ARGS`` in this process: (exit code, stdout, stderr)."""
+
+    def call(*arguments):
+        from gradflow import cli
+
+        monkeypatch.setattr(sys, "argv", ["gradflow", *map(str, arguments)])
+        with pytest.raises(SystemExit) as stop:
+            cli.main()
+        captured = capsys.readouterr()
+        return stop.value.code or 0, captured.out, captured.err
+
+    return call
