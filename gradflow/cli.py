@@ -64,6 +64,14 @@ def _show(renderable: Any) -> None:
     Console(width=width, highlight=False).print(renderable)
 
 
+def _check_plot(plot: Path | None) -> None:
+    """Refuse a figure that could not be written before any work is done."""
+    if plot is not None:
+        from gradflow.plots import check_path
+
+        check_path(plot)
+
+
 def _emit(result: Any, renderable: Any, as_json: bool, plot: Path | None) -> None:
     if plot is not None:
         result.plot(str(plot))
@@ -125,11 +133,10 @@ def contraction(
     plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
 ) -> None:
     """How much of the gradient survives depth: (1 − c)^L beside the law and the exact product, and why."""
-    from gradflow import estimate, plots, report
+    from gradflow import estimate, report
     from gradflow.contractions import ContractionSweep
 
-    if plot is not None:
-        plots.check_path(plot)
+    _check_plot(plot)
     sizes: dict[str, Any] = {} if depth is None else {"depth": _depths(depth)}
     sizes |= {} if d is None else {"d": d}
     with _progress("measuring networks") as progress:
@@ -166,10 +173,9 @@ def law(
     plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
 ) -> None:
     """The depth law alone: every factor at initialisation, without building a network."""
-    from gradflow import laws, plots, report
+    from gradflow import laws, report
 
-    if plot is not None:
-        plots.check_path(plot)
+    _check_plot(plot)
     profile = laws.law(scheme, block.split(","), depth, d=d, norm=norm, final_norm=final_norm)
     _emit(profile, report.profile_table(profile), as_json, plot)
 

@@ -1,5 +1,6 @@
 """Figures, drawn without pyplot: no global state, no window, the same bytes from the same numbers."""
 
+import io
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -19,6 +20,20 @@ STYLE = {
     "bound": ("#CC79A7", "v", "bound: ∏ (1/‖u‖)(1 − c_j)"),
 }
 FORMATS = (".png", ".svg", ".pdf")
+
+
+class Picture(Figure):
+    """A Matplotlib figure that a notebook shows as it is, without pyplot."""
+
+    def _repr_png_(self) -> bytes:
+        return png(self)
+
+
+def png(figure: Figure, dpi: int = 110) -> bytes:
+    """The figure as PNG bytes, for a notebook or an HTML page."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=dpi, metadata={"Software": None})
+    return buffer.getvalue()
 
 
 def check_path(path: str | Path) -> Path:
@@ -49,8 +64,8 @@ def save(figure: Figure, path: str | Path | None) -> Figure:
     return figure
 
 
-def _axes(width: float, height: float, columns: int = 1) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(width, height), layout="constrained")
+def _axes(width: float, height: float, columns: int = 1) -> tuple[Picture, list[Axes]]:
+    figure = Picture(figsize=(width, height), layout="constrained")
     axes = np.atleast_1d(figure.subplots(1, columns)).tolist()  # type: ignore[arg-type]
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
@@ -101,7 +116,9 @@ def cumulative(ax: Axes, profile: Profile, law: Profile | None, names: Sequence[
 def contraction(r: Contraction) -> Figure:
     """Cumulative gains over depth on a log axis, and the factors that make them."""
     figure, (left, right) = _axes(10.5, 4.2, 2)
-    names = ("bound", "trunk") if r.recorded else ("local", "trunk", "exact")
+    names = ("bound", "trunk") if r.recorded else ("trunk", "exact")
+    if np.ptp(r.profile.log_local - r.profile.log_trunk) > 0.1:  # else it hides behind the trunk
+        names = ("local", *names)
     cumulative(left, r.profile, r.law_profile, names)
     x = np.arange(r.depth + 1)
     left.plot(x, (1 - r.c) ** (r.depth - x), color="0.35", ls="--", lw=1, label=f"estimate (1 − {r.c:g})^(L − l)")
@@ -109,7 +126,7 @@ def contraction(r: Contraction) -> Figure:
     settings = r.settings
     branch = f", {settings['branch']}" if settings.get("branch") else ""
     left.set_title(
-        f"{settings['scheme']}{branch}, L = {r.depth}, d = {r.d}: gain of the gradient", fontsize=10, loc="left"
+        f"{settings['scheme']}{branch}, L = {r.depth}, d = {r.d}; band: 95 % of seeds", fontsize=10, loc="left"
     )
     factors(right, r.profile)
     return figure

@@ -33,9 +33,9 @@ def html(renderable: Any, figure: Any = None) -> str:
     body = console.export_html(inline_styles=True, code_format="<pre style='line-height:1.2'>{code}</pre>")
     if figure is None:
         return body
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=110)
-    picture = base64.b64encode(buffer.getvalue()).decode()
+    from gradflow.plots import png  # Matplotlib loads only when a picture is wanted
+
+    picture = base64.b64encode(png(figure)).decode()
     return f"{body}<img alt='cumulative gains over depth' src='data:image/png;base64,{picture}'/>"
 
 
