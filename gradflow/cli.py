@@ -57,11 +57,13 @@ def _show(renderable: Any) -> None:
     """Print a table: at most 100 columns, never narrower than it needs in a pipe."""
     from rich.console import Console
 
-    from gradflow.report import WIDTH
+    from gradflow.report import WIDTH, text
 
     console = Console()
-    width = min(console.width, WIDTH) if console.is_terminal else WIDTH
-    Console(width=width, highlight=False).print(renderable)
+    if console.is_terminal:
+        Console(width=min(console.width, WIDTH), highlight=False).print(renderable)
+    else:
+        typer.echo(text(renderable))
 
 
 def _check_plot(plot: Path | None) -> None:
@@ -132,7 +134,10 @@ def contraction(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
 ) -> None:
-    """How much of the gradient survives depth: (1 − c)^L beside the law and the exact product, and why."""
+    """How much gradient survives depth, and why.
+
+    The estimate (1 − c)^L beside the law and the exact product, with the factors of each sub-layer.
+    """
     from gradflow import estimate, report
     from gradflow.contractions import ContractionSweep
 
@@ -172,7 +177,10 @@ def law(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
 ) -> None:
-    """The depth law alone: every factor at initialisation, without building a network."""
+    """The depth law alone, without a network.
+
+    Every factor of every sub-layer at initialisation; with --d also its 1/d term.
+    """
     from gradflow import laws, report
 
     _check_plot(plot)
@@ -186,7 +194,7 @@ def derive(
     latex: Annotated[bool, typer.Option("--latex", help="Print LaTeX.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Also run its checks; exit code 1 if one fails.")] = False,
 ) -> None:
-    """Print a derivation's steps: claim, proof, result."""
+    """Print a derivation: claim, proof, result."""
     from gradflow.symbolic import NAMES
     from gradflow.symbolic import derive as derivation
 

@@ -34,18 +34,18 @@ class Profile:
     branch : ‖(αI + βF…)ᵀ v‖/(|α|‖v‖), what the article leaves out; where α = 0 the branch's own gain
     net : the sub-layer's gain
     stream_rms, branch_rms : rms of x as it enters, and of β·N_branch(f) as it is added
-    stream_cosine : cos(x, u), u = αx + βf: the article's premise
+    stream_cosine : cos(x, u), u = αx + βf, mean over tokens: the article's premise
     alignment : cosine of the arriving gradient with û, pooled over tokens: what the projection really deletes
     mean_component : the same for the direction 1, which LayerNorm deletes too
     token_cosine, gradient_cosine : mean cosine of two tokens of x, and of their gradients; NaN for one token
     trunk_projection, trunk_alignment : projection and alignment along the trunk vector
-    radius_gain : 1/‖u‖ (rms over tokens of what the norm divides by)
+    radius_gain : 1/‖u‖, rms over tokens
     branch_in_*, branch_out_* : affine, projection, norm of the norms inside the branch; reported beside, not multiplied in
     degenerate : tokens whose u has no variance, so that its direction is undefined
     log_exact, log_trunk, log_local, log_bound : (seeds, S + 1)
         Natural logs of the cumulative gains: ``[:, 0]`` at the input, the last at the output, where it is 0. ``exact``
         is the true gradient; ``trunk`` the same cotangent with F = 0; ``local`` the product of affine, projection, norm, skip
-        along the true gradient; ``bound`` the article's ∏ (1/‖u‖)(1 − c), with c as measured on the trunk.
+        along the true gradient; ``bound`` the article's ∏ (1/‖u‖)(1 − c), with c as measured on the trunk (times |α|).
     sd_exact, sd_trunk : (S + 1,) or None
         A law's standard deviation of the log gain over networks (leading order in 1/d).
     labels : one name a row
@@ -124,7 +124,7 @@ class Profile:
         """Build a measured profile from `gradflow.flow.flow`'s rows, each stacked over seeds."""
         rows = {name: np.asarray(values) for name, values in rows.items()}
         local = rows["affine"] * rows["projection"] * rows["norm"] * rows["skip"]
-        bound = rows["trunk_projection"] * rows["radius_gain"]
+        bound = rows["trunk_projection"] * rows["radius_gain"] * rows["skip"]
         curves = {"exact": rows["net"], "trunk": rows["trunk_net"], "local": local, "bound": bound}
         known = {f.name for f in fields(cls)}
         return cls(

@@ -72,10 +72,14 @@ def token_cosine(state: Array) -> Array:
 
 
 def radius_gain(jacobian: NormJacobian | None, dtype: jnp.dtype) -> Array:
-    """1/‖u‖ as the article has it: one over the rms, over tokens, of what the norm divides by."""
-    if jacobian is None:
-        return jnp.ones((), dtype)
-    return ratio(jnp.ones((), dtype), jnp.sqrt(jnp.mean(ratio(jnp.ones((), dtype), jacobian.scale) ** 2)))
+    """1/‖u‖ as the article has it, rms over tokens: what a gradient spread evenly over tokens would pay."""
+    return jnp.ones((), dtype) if jacobian is None else frobenius(jacobian.scale) / jacobian.scale.size**0.5
+
+
+def stream_cosine(x: Array, u: Array) -> Array:
+    """cos(x, u), mean over tokens, so that one outlier token does not stand for all."""
+    inner, sizes = jnp.sum(x * u, -1), [jnp.linalg.norm(v, axis=-1) for v in (x, u)]
+    return jnp.mean(ratio(inner, sizes[0] * sizes[1]))
 
 
 def norm_row(jacobian: NormJacobian | None, g: Cotangents, w: Cotangents) -> tuple[Passage, Passage, Rows]:
@@ -108,7 +112,7 @@ def backward(step: SublayerJacobian, g: Cotangents, w: Cotangents) -> tuple[Cota
         "branch": ratio(frobenius(back), skip * frobenius(exact.out)),
         "net": ratio(frobenius(back), frobenius(g)),
         "trunk_net": row.pop("trunk_norm_gain") * jnp.abs(step.alpha),
-        "stream_cosine": ratio(jnp.sum(step.x * step.u), frobenius(step.x) * frobenius(step.u)),
+        "stream_cosine": stream_cosine(step.x, step.u),
         "token_cosine": token_cosine(step.x),
     }
     for slot, passage in (("in", before_branch), ("out", after_branch)):

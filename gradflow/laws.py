@@ -227,8 +227,8 @@ def _profile(
 ) -> Profile:
     """Rows to a profile; on the trunk the branch factor is 1 by definition."""
     local = exact["projection"] * exact["norm"] * exact["skip"]
-    bound = trunk["projection"] * trunk["norm"]
-    curves = {"exact": local * exact["branch"], "trunk": bound * trunk["skip"], "local": local, "bound": bound}
+    bound = trunk["projection"] * trunk["norm"] * trunk["skip"]
+    curves = {"exact": local * exact["branch"], "trunk": bound, "local": local, "bound": bound}
     figures = {
         "affine": np.ones_like(local),
         **{name: exact[name] for name in ("projection", "norm", "skip", "branch")},

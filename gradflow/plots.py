@@ -8,6 +8,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 
 from gradflow.contractions import Contraction, ContractionSweep
 from gradflow.factors import Profile
@@ -92,14 +93,17 @@ def _law(ax: Axes, x: np.ndarray, logs: np.ndarray, name: str) -> None:
 def _log_gain(ax: Axes, curves: Sequence[np.ndarray]) -> None:
     """Log axis; limits that keep a flat curve from filling the picture with rounding."""
     ax.set_yscale("log")
+    ax.yaxis.set_minor_formatter(NullFormatter())
     low, high = min(float(c.min()) for c in curves), max(float(c.max()) for c in curves)
     ax.set_ylim(np.exp(min(low, -0.7) - 0.3), np.exp(max(high, 0.0) + 0.4))
 
 
-def cumulative(ax: Axes, profile: Profile, law: Profile | None, names: Sequence[str]) -> None:
-    """Cumulative gains from the output back to each sub-layer's input."""
+def cumulative(
+    ax: Axes, profile: Profile, law: Profile | None, names: Sequence[str], also: Sequence[np.ndarray] = ()
+) -> None:
+    """Cumulative gains from the output back to each sub-layer's input; ``also`` are logs that the axis must hold."""
     x = np.arange(profile.log_trunk.shape[1])
-    drawn = []
+    drawn = list(also)
     for name in names:
         logs = getattr(profile, f"log_{name}")
         if np.isnan(logs).any():
@@ -119,9 +123,10 @@ def contraction(r: Contraction) -> Figure:
     names = ("bound", "trunk") if r.recorded else ("trunk", "exact")
     if np.ptp(r.profile.log_local - r.profile.log_trunk) > 0.1:  # else it hides behind the trunk
         names = ("local", *names)
-    cumulative(left, r.profile, r.law_profile, names)
     x = np.arange(r.depth + 1)
-    left.plot(x, (1 - r.c) ** (r.depth - x), color="0.35", ls="--", lw=1, label=f"estimate (1 − {r.c:g})^(L − l)")
+    estimate = (r.depth - x) * np.log1p(-r.c)
+    cumulative(left, r.profile, r.law_profile, names, [estimate])
+    left.plot(x, np.exp(estimate), color="0.35", ls="--", lw=1, label=f"estimate (1 − {r.c:g})^(L − l)")
     left.legend(fontsize=7.5, frameon=False, loc="best")
     settings = r.settings
     branch = f", {settings['branch']}" if settings.get("branch") else ""
@@ -136,7 +141,7 @@ def factors(ax: Axes, p: Profile) -> None:
     """The factors of each sub-layer, geometric mean over seeds."""
     x = np.arange(1, len(p.labels) + 1)
     colours = {
-        "affine": "#F0E442",
+        "affine": "#B58900",
         "projection": "#CC79A7",
         "norm": "#D55E00",
         "skip": "0.5",

@@ -21,7 +21,7 @@ ROWS_SHOWN = 12
 
 def text(renderable: Any, width: int = WIDTH) -> str:
     """Render without colour to at most ``width`` columns."""
-    console = Console(width=width, file=io.StringIO(), force_terminal=False, color_system=None, record=False)
+    console = Console(width=width, file=io.StringIO(), force_terminal=False, force_jupyter=False, color_system=None)
     console.print(renderable)
     return "\n".join(line.rstrip() for line in console.file.getvalue().rstrip().splitlines())  # type: ignore[attr-defined]
 
@@ -56,7 +56,13 @@ def span(interval: Interval | None) -> str:
 
 def _table(title: str, columns: Sequence[str]) -> Table:
     table = Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
+        min_width=min(len(title), WIDTH),
     )
     for i, column in enumerate(columns):
         table.add_column(column, justify="left" if i == 0 else "right", no_wrap=True)
@@ -79,21 +85,28 @@ def heading(settings: Any) -> Text:
 
 def contraction(r: Contraction) -> Group:
     """One screen: estimate, bound, trunk and exact beside their laws, the factors, the verdict."""
-    table = _table(
-        f"Gradient gain, output to input, over {r.depth} sub-layers",
-        ("", "law", "95 % of networks", "measured", "95 % of the mean", "per layer"),
-    )
-    table.add_row("estimate (1 − c)^L", number(r.closed_form), "", "", "", number(1 - r.c))
-    rows: list[tuple[str, Interval | None, np.ndarray]] = [("bound ∏ (1 − c_j)/‖u_j‖", None, r.log_bound)]
-    rows.append(("trunk (F = 0)", r.trunk_law, r.log_trunk))
+    rows: list[tuple[str, Interval | None, np.ndarray]] = [
+        ("bound ∏ (1 − c_j)/‖u_j‖", None, r.log_bound),
+        ("trunk (F = 0)", r.trunk_law, r.log_trunk),
+    ]
     if r.log_exact is not None:
-        rows.append(("exact product", r.law, r.log_exact))
+        rows.append(("exact (true gradient)", r.law, r.log_exact))
     rows.append(("rms over directions", r.rms_law, r.log_rms_gain))
+    lawful, several = any(law is not None for _, law, _ in rows), r.log_trunk.size > 1
+    columns = (
+        "",
+        *(("law", "95 % of networks") if lawful else ()),
+        "measured",
+        *(("95 % of the mean",) if several else ()),
+    )
+    table = _table(f"Gradient gain, output to input, over {r.depth} sub-layers", (*columns, "per layer"))
+    estimate = [number(r.closed_form), "", ""] if lawful else [number(r.closed_form)]
+    table.add_row("estimate (1 − c)^L", *estimate, *([""] if several else []), number(1 - r.c))
     for name, law, logs in rows:
         mean = over_seeds(logs)
-        per = float(np.exp(mean.value / r.depth))
-        gain = gain_of(mean)
-        table.add_row(name, number(law and law.value), span(law), number(gain.value), span(gain), number(per))
+        cells = [number(law and law.value), span(law)] if lawful else []
+        cells += [number(float(np.exp(mean.value))), *([span(gain_of(mean))] if several else [])]
+        table.add_row(name, *cells, number(float(np.exp(mean.value / r.depth))))
     parts: list[Any] = [heading(r.settings), "", table, _factor_table(r)]
     if r.log_singular_values is not None:
         parts += [_spectrum_line(r)]
@@ -128,11 +141,10 @@ def _cell(profile: Profile, column: str) -> str:
 
 def _spectrum_line(r: Contraction) -> Text:
     values = np.exp(np.mean(r.log_singular_values, axis=0))  # type: ignore[arg-type]
-    floor = np.finfo(r.settings["dtype"]).eps * values.size * values[0]
-    alive = values[values > floor]
+    alive = values[values > np.finfo(r.settings["dtype"]).eps * r.d * values[0]]
     what = "trunk product" if r.recorded else "exact product"
-    picks = "largest {}, median {}, smallest non-zero {}".format(*map(number, (alive[0], np.median(alive), alive[-1])))
-    return Text(f"Singular values of the {what}: {picks}; {values.size - alive.size} of {values.size} are zero")
+    picks = "largest {}, median {}, smallest {}".format(*map(number, (alive[0], np.median(alive), alive[-1])))
+    return Text(f"Singular values of the {what}: {picks}; {values.size - alive.size} of {values.size} below rounding")
 
 
 def sweep(s: ContractionSweep) -> Group:

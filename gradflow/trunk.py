@@ -13,7 +13,7 @@ from gradflow import checks, laws, precision, recorded
 from gradflow.contractions import Contraction
 from gradflow.cotangents import refuse_null, resolve
 from gradflow.factors import Profile, safe_log
-from gradflow.flow import Rows, frobenius, norm_row, normalised, ratio, token_cosine
+from gradflow.flow import Rows, frobenius, norm_row, normalised, stream_cosine, token_cosine
 from gradflow.norms import Norm
 from gradflow.schemes import Scheme, scheme_of
 from gradflow.stack import rescale
@@ -45,7 +45,7 @@ def flow(
         rows |= {
             "stream_rms": each(x) / size,
             "branch_rms": each(u - x) / size,
-            "stream_cosine": ratio(jnp.sum(x * u, (1, 2)), each(x) * each(u)),
+            "stream_cosine": jax.vmap(stream_cosine)(x, u),
             "token_cosine": jax.vmap(token_cosine)(x),
         }
     return rows

@@ -22,6 +22,16 @@ def does(gain: float) -> str:
     return f"{'takes' if gain < 1 else 'adds'} {100 * change:.3g} % per sub-layer"
 
 
+def takes(profile: Profile, name: str) -> str:
+    """What a factor takes and where: at one sub-layer alone, or per sub-layer with the place where it takes most."""
+    with np.errstate(divide="ignore"):
+        logs = np.mean(np.log(getattr(profile, name)), axis=0)
+    if np.isfinite(logs).all() and logs.min() < 0.9 * logs.sum() < -NOTHING and len(logs) > 1:
+        where = place(profile, name).removeprefix("most ")
+        return f"{_name(name)} takes {-100 * np.expm1(logs.min()):.3g} % {where} and next to nothing elsewhere"
+    return f"{_name(name)} {does(per_layer(profile, name))}, {place(profile, name)}"
+
+
 def place(profile: Profile, name: str) -> str:
     """Where a factor takes most: the sub-layer, or 'evenly over depth' when none stands out."""
     logs = np.mean(np.log(np.maximum(getattr(profile, name), 1e-300)), axis=0)
@@ -43,21 +53,23 @@ def contraction(r: Contraction) -> str:
         f"(1 − c)^L = {r.closed_form:.4g} {'holds' if holds else 'does not hold'} for the gradient, which keeps "
         f"{np.exp(exact):.4g} end to end (trunk alone: {np.exp(trunk):.4g})"
     )
-    takes = {name: per_layer(r.profile, name) for name in ("norm", "projection")}
-    worst, other = sorted(takes, key=takes.__getitem__)
+    gains = {name: per_layer(r.profile, name) for name in ("norm", "projection")}
+    worst, other = sorted(gains, key=gains.__getitem__)
     taken = "no norm on the identity path takes anything"
-    if takes[worst] < 1 - NOTHING:
-        taken = f"{_name(worst)} {does(takes[worst])}, {place(r.profile, worst)}; {_name(other)} {does(takes[other])}"
-    return f"{claim}: {taken}; {_branch(r, exact - trunk)}."
+    if gains[worst] < 1 - NOTHING:
+        taken = f"{takes(r.profile, worst)}; {_name(other)} {does(gains[other])}"
+    if not np.all(r.profile.skip == 1):
+        taken = f"α, for which the estimate was not made, gives back {100 * (per_layer(r.profile, 'skip') - 1):.3g} %; {taken}"
+    return f"{claim}: {taken}; {_branch(r)}."
 
 
-def _branch(r: Contraction, excess: float) -> str:
-    """What (αI + βF)ᵀ does; ``excess`` is log exact − log trunk."""
+def _branch(r: Contraction) -> str:
+    """What (αI + βF)ᵀ does."""
     gain = per_layer(r.profile, "branch")
     who = "the branch (αI + βF)ᵀ, which the estimate leaves out,"
     if abs(gain - 1) >= NOTHING:
         return f"{who} {'gives back' if gain > 1 else 'takes another'} {100 * abs(gain - 1):.3g} % per sub-layer"
-    if abs(excess) > 0.01:
+    if np.any(r.profile.branch != 1):
         return f"{who} keeps the gradient's length but turns it away from û, so that no later projection finds it"
     return "the branch returns nothing, so the trunk is all there is"
 
@@ -71,12 +83,12 @@ def _recorded(r: Contraction) -> str:
     parts = [f"{_name(name)} {does(per_layer(p, name))}" for name in ("projection", "norm", "affine")]
     worst = min(("affine", "projection", "norm"), key=lambda name: per_layer(p, name))
     sentence = (
-        f"Along the trunk of these {r.depth} sub-layers the cotangent keeps {float(r.trunk[0]):.4g}, where (1 − {r.c:g})^L "
-        f"says {r.closed_form:.4g}: {', '.join(parts)}; {_name(worst)} takes most, {place(p, worst)}"
+        f"Along the trunk of these {r.depth} sub-layers the cotangent keeps {float(r.trunk[0]):.4g} (where (1 − {r.c:g})^L "
+        f"says {r.closed_form:.4g}): {', '.join(parts)}; {_name(worst)} takes most, {place(p, worst)}"
     )
     if p.stream_cosine is not None and p.alignment is not None:
-        cosines = f"{p.stream_cosine.min():.2f}–{p.stream_cosine.max():.2f}"
+        low, high = p.stream_cosine.min(), p.stream_cosine.max()
         sentence += (
-            f"; u is aligned with x (cos {cosines}), the gradient with u hardly (at most {p.alignment.max():.2f})"
+            f"; cos(x, u) is {low:.2f} to {high:.2f}, the cotangent's alignment with u at most {p.alignment.max():.2f}"
         )
     return sentence + "; what the branches return is not in the file."

@@ -59,6 +59,11 @@ def branch(name, params, x, activation=None):
     return params["w_out"] @ phi(params["w_in"] @ x)
 
 
+def part(a, whole):
+    """a/whole, and 0 of nothing, as gradflow has it."""
+    return a / whole if whole > 0 else jnp.zeros(())
+
+
 def size(a):
     return jnp.linalg.norm(jnp.ravel(a))
 
@@ -126,15 +131,19 @@ class Network:
         """Cotangents (probes, tokens, d) at the output, sent to the input in one go."""
         return jax.vmap(lambda c: jax.vjp(functools.partial(self.run, frozen=frozen), x)[1](c)[0])(cotangents)
 
-    def trace(self, x):
-        """x, u, branch of every sub-layer, out, and the product."""
-        rows, start = [], x
+    def states(self, x):
+        """x, u, added of every sub-layer, and out."""
+        rows = []
         for s in range(self.stack.sublayers):
             added = self._added(s, x)
             rows.append((x, self._multipliers(s)[0] * x + added, added))
             x = self.sublayer(s, x)
         xs, us, added = map(jnp.stack, zip(*rows, strict=True))
-        return types.SimpleNamespace(x=xs, u=us, branch=added, out=x, basis=self.product(start))
+        return types.SimpleNamespace(x=xs, u=us, added=added, out=x)
+
+    def trace(self, x):
+        """The states, and the product as ``basis``."""
+        return types.SimpleNamespace(**vars(self.states(x)), basis=self.product(x))
 
     def _through(self, present, at, g):
         """Factors of one norm: P_t h is t·Jᵀh, by autodiff of the norm and its length."""
@@ -145,11 +154,11 @@ class Network:
         y = jax.vmap(NORMS[self.stack.norm][0])(at)
         unit = y / jnp.linalg.norm(y, axis=1, keepdims=True)
         return out, dict(
-            affine=1.0,
-            projection=size(tangent) / size(g),
-            norm=size(out) / size(tangent),
-            alignment=jnp.sqrt(jnp.sum(jnp.sum(g * unit, -1) ** 2)) / size(g),
-            mean_component=jnp.sqrt(jnp.sum(jnp.sum(g, -1) ** 2 / g.shape[-1])) / size(g),
+            affine=part(size(g), size(g)),
+            projection=part(size(tangent), size(g)),
+            norm=part(size(out), size(tangent)),
+            alignment=part(jnp.sqrt(jnp.sum(jnp.sum(g * unit, -1) ** 2)), size(g)),
+            mean_component=part(jnp.sqrt(jnp.sum(jnp.sum(g, -1) ** 2 / g.shape[-1])), size(g)),
         )
 
     def _norm_row(self, present, at, g, w):
@@ -158,7 +167,7 @@ class Network:
         return out, row | {
             "trunk_projection": trunk["projection"],
             "trunk_alignment": trunk["alignment"],
-            "trunk_net": size(trunk_out) / size(w),
+            "trunk_net": part(size(trunk_out), size(w)),
             "radius_gain": 1 / jnp.sqrt(jnp.mean(self._length(at) ** 2)) if present else 1.0,
             "gradient_cosine": pooled_cosine(g),
             "degenerate": 0,
@@ -166,7 +175,7 @@ class Network:
 
     def flow(self, x, cotangents):
         """Every factor of every sub-layer, from input to output, each by its definition."""
-        ran, g, w, rows = self.trace(x), cotangents, cotangents, []
+        ran, g, w, rows = self.states(x), cotangents, cotangents, []
         scheme = self.stack.scheme
         if self.stack.final_norm:
             out, row = self._norm_row(True, ran.out, g, w)
@@ -195,9 +204,9 @@ class Network:
                 skip=skip,
                 branch=size(back) / (skip * size(out)),
                 net=size(back) / size(g),
-                trunk_net=size(w_back) / size(w),
+                trunk_net=part(size(w_back), size(w)),
                 stream_rms=_rms(at),
-                branch_rms=_rms(ran.branch[s]),
+                branch_rms=_rms(ran.added[s]),
                 stream_cosine=jnp.sum(at * ran.u[s]) / size(at) / size(ran.u[s]),
                 token_cosine=pooled_cosine(at),
             )

@@ -89,7 +89,8 @@ def test_numpy_float64_stays_float64_without_a_global_switch(row):
     assert layer(x).dtype == layer.jacobian(x).dense().dtype == np.float64
     close(layer(x), value, 1e-14)
     close(layer.jacobian(x).dense(), jacobian, 1e-14)
-    close(layer.jacobian(x).rmv(x), jacobian.T @ x, 1e-14)
+    g = direction(8, 1)
+    close(layer.jacobian(x).rmv(g), jacobian.T @ g, 1e-14)
     assert not jax.config.jax_enable_x64
 
 
@@ -122,9 +123,9 @@ def test_rms_1e_7_from_the_origin(row, eps):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("d", [3, 7, 10, 512])
-@pytest.mark.parametrize("level", [0.0, 0.1, 1 / 3, -3.3, 1e10])
-@pytest.mark.parametrize("eps", [0.0, 1e-5, 1e-12])
+@pytest.mark.parametrize("d", [3, 10, 512])
+@pytest.mark.parametrize("level", [0.1, -10 / 3, 1e10])
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
 def test_a_constant_row_is_degenerate_and_finite_forward_and_backward(dtype, d, level, eps):
     x = np.full(d, level, dtype)
     layer = norms.LayerNorm.init(d, eps, dtype)

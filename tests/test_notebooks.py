@@ -1,0 +1,90 @@
+"""Every notebook runs again, and the numbers that it shows are the ones that it gets.
+
+Cells tagged ``check`` end in a dictionary of numbers. To run all notebooks again and keep their outputs:
+``python tests/test_notebooks.py``.
+"""
+
+import ast
+import shutil
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+from nbclient import NotebookClient
+
+ROOT = Path(__file__).parents[1]
+NOTEBOOKS = sorted((ROOT / "examples").glob("*.ipynb"))
+
+
+def execute(source, folder):
+    """The notebook run in ``folder``, without anything that changes from run to run."""
+    notebook = nbformat.read(source, as_version=4)
+    keep = dict(notebook.metadata)
+    NotebookClient(
+        notebook, timeout=300, kernel_name="python3", record_timing=False, resources={"metadata": {"path": str(folder)}}
+    ).execute()
+    notebook.metadata = keep  # the kernel's version is not the notebook's
+    return notebook
+
+
+def checks(notebook):
+    """Cell id → the dictionary of numbers it shows, for cells tagged ``check``."""
+    shown = {}
+    for cell in notebook.cells:
+        if "check" in cell.metadata.get("tags", ()):
+            (result,) = (o for o in cell.outputs if o.output_type == "execute_result")
+            shown[cell.id] = ast.literal_eval(result.data["text/plain"])
+    return shown
+
+
+def flat(value, path=()):
+    """(path, number) pairs of nested dictionaries."""
+    if isinstance(value, dict):
+        return [pair for key, inner in value.items() for pair in flat(inner, (*path, key))]
+    return [(path, value)]
+
+
+def stale(stored, fresh, rtol=1e-6):
+    """What differs between two results of ``checks``, in words."""
+    old, new = dict(flat(stored)), dict(flat(fresh))
+    if old.keys() != new.keys():
+        return [f"not the same numbers: {sorted(map(str, old.keys() ^ new.keys()))}"]
+    return [f"{key}: stored {old[key]}, now {new[key]}" for key in old if not np.isclose(old[key], new[key], rtol, 0)]
+
+
+def test_there_are_notebooks():
+    assert NOTEBOOKS
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_is_kept_executed_and_small(path):
+    notebook = nbformat.read(path, as_version=4)
+    nbformat.validate(notebook)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert not any(o.output_type == "error" or o.get("name") == "stderr" for cell in code for o in cell.outputs)
+    assert not any("execution" in cell.metadata for cell in code)
+    assert len(checks(notebook)) >= 3
+    assert any("image/png" in o.get("data", {}) for cell in code for o in cell.outputs)
+    assert path.stat().st_size < 1.5e6
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def test_notebook_runs_again_to_the_same_numbers(path, tmp_path):
+    copy = shutil.copy(path, tmp_path)
+    shutil.copytree(path.parent / "data", tmp_path / "data")
+    assert stale(checks(nbformat.read(path, as_version=4)), checks(execute(copy, tmp_path))) == []
+
+
+def test_a_stale_number_is_found():
+    stored = {"cell-01": {"gain": 0.5, "planar": {"exact": 0.8}}}
+    assert stale(stored, {"cell-01": {"gain": 0.5 + 1e-8, "planar": {"exact": 0.8}}}) == []
+    assert len(stale(stored, {"cell-01": {"gain": 0.5, "planar": {"exact": 0.80001}}})) == 1
+    assert len(stale(stored, {"cell-01": {"gain": 0.5}})) == 1
+    assert len(stale(stored, {"cell-01": {"gain": float("nan"), "planar": {"exact": 0.8}}})) == 1
+
+
+if __name__ == "__main__":
+    for each in NOTEBOOKS:
+        nbformat.write(execute(each, each.parent), each)

@@ -1,0 +1,241 @@
+"""Products over depth against plain jacfwd, for norms × branches × schemes; and the algebra that they obey."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracle
+import pytest
+import sympy
+from networks import BARE, TABLE, WIDTH, eye, name, normal, run
+
+from gradflow.branches import BRANCHES, MLP, Bias, Linear, branch_of
+from gradflow.norms import NORMS
+from gradflow.schemes import SCHEMES, Scheme, scheme_of
+from gradflow.stack import Drawn, Given, Stack
+
+table = pytest.mark.parametrize(("norm", "scheme", "block", "final", "tokens"), TABLE, ids=name)
+scheme_norm = pytest.mark.parametrize("norm", [row.name for row in NORMS])
+schemes = pytest.mark.parametrize("scheme", SCHEMES, ids=name)
+
+
+def close(left, right, rtol=1e-11):
+    right = np.asarray(right)
+    np.testing.assert_allclose(left, right, rtol=rtol, atol=rtol * np.abs(right).max(initial=0))
+
+
+def product(trace):
+    return np.asarray(trace.basis, np.float64) * 2.0 ** int(trace.exponent)
+
+
+def stacked(weights, stack):
+    """Drawn weights, written out with a leading axis of depth."""
+    return Given(jax.tree.map(lambda *p: jnp.stack(p), *(weights.at(stack, l) for l in range(stack.depth))))
+
+
+@table
+@pytest.mark.usefixtures("eager")
+def test_product_is_jacfwd_of_the_whole_network(norm, scheme, block, final, tokens):
+    r = run(norm, scheme, block, final, tokens)
+    close(r.product, r.true_trace.basis)
+
+
+@table
+@pytest.mark.usefixtures("eager")
+def test_stream_is_the_residual_equation(norm, scheme, block, final, tokens):
+    r = run(norm, scheme, block, final, tokens)
+    for figure in ("x", "u", "added", "out"):
+        close(getattr(r.trace, figure), getattr(r.true_trace, figure))
+
+
+@schemes
+@pytest.mark.usefixtures("eager")
+def test_catalogue_row_is_the_equation_of_its_paper(scheme):
+    r = run("layernorm", scheme, ("mlp:gelu",), False, 1)
+    (params,) = r.weights.at(r.stack, 0)
+    N = lambda x: oracle.norm("layernorm", r.stack.eps, x)
+    f = lambda x: oracle.branch("mlp:gelu", params, x)
+    close(r.trace.x[1, 0], oracle.SCHEMES[scheme.name](N, f, r.x[0]))
+
+
+@schemes
+@pytest.mark.parametrize("block", [("linear",), ("mlp:silu", "bias")], ids=name)
+def test_compiled_is_eager_and_log_scaled_is_plain(scheme, block, x64):
+    stack = Stack.make(scheme, block, 4, WIDTH, norm="layernorm", eps=0.0, final_norm=True)
+    weights, x = Drawn(jax.random.key(7)), normal(1, 3, WIDTH)
+    trace = stack.trace(weights, x, eye(3, WIDTH))
+    assert 0.5 <= float(jnp.abs(trace.basis).max()) < 1
+    close(product(trace), oracle.Network(stack, weights).product(x))
+
+
+@schemes
+def test_product_over_a_sum_of_depths_is_the_product_of_products(scheme, x64):
+    whole = Stack.make(scheme, ("mlp:tanh", "linear"), 5, WIDTH, norm="layernorm")
+    weights = stacked(Drawn(jax.random.key(3)), whole)
+    first, second = (dataclasses.replace(whole, depth=n) for n in (2, 3))
+    head, tail = (Given(jax.tree.map(lambda p, part=part: p[part], weights.params)) for part in (slice(2), slice(2, 5)))
+    x = normal(1, 3, WIDTH)
+    a = first.trace(head, x, eye(3, WIDTH))
+    b = second.trace(tail, a.out, eye(3, WIDTH))
+    c = whole.trace(weights, x, eye(3, WIDTH))
+    close(product(c), product(b) @ product(a))
+    pushed = second.trace(tail, a.out, a.basis)
+    close(product(c), product(pushed) * 2.0 ** int(a.exponent))
+    close(c.out, b.out)
+
+
+@schemes
+@scheme_norm
+@pytest.mark.usefixtures("eager")
+def test_zero_branch_leaves_the_trunk(scheme, norm):
+    stack = Stack.make(scheme, (Linear(gain=0.0), MLP("gelu", gain=0.0)), 2, WIDTH, norm=norm, eps=0.0)
+    x, layer = normal(1, 2, WIDTH), stack.layer
+    trunk = jax.vmap(lambda v: jax.jacfwd(lambda v: layer(layer(layer(layer(v)))))(v))(x)
+    trace = stack.trace(Drawn(jax.random.key(0)), x, eye(2, WIDTH))
+    close(product(trace), trunk if scheme.norm_out else eye(2, WIDTH), 1e-12)
+
+
+@schemes
+@pytest.mark.usefixtures("eager")
+def test_constant_branch_product_is_the_trunk_at_its_trajectory(scheme):
+    r = run("layernorm", scheme, ("bias",), False, 1)
+    close(r.product[0], jax.jacfwd(lambda x: r.oracle.run(x, frozen=True))(r.x)[0, :, 0])
+
+
+@pytest.mark.parametrize("block", [("linear",), ("mlp:gelu", "bias")], ids=name)
+@pytest.mark.usefixtures("eager")
+def test_drawn_given_and_tied_weights_agree(block):
+    stack = Stack.make("post-ln", block, 3, WIDTH)
+    drawn, x = Drawn(jax.random.key(5)), normal(1, 1, WIDTH)
+    given = stacked(drawn, stack)
+    for a, b in zip(
+        jax.tree.leaves(stack.trace(drawn, x, eye(1, WIDTH))),
+        jax.tree.leaves(stack.trace(given, x, eye(1, WIDTH))),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+    once = drawn.at(stack, 0)
+    tied = stack.trace(Given(once, tied=True), x, eye(1, WIDTH))
+    repeated = stack.trace(Given(jax.tree.map(lambda p: jnp.stack([p] * 3), once)), x, eye(1, WIDTH))
+    close(product(tied), product(repeated), 1e-15)
+
+
+def test_every_block_and_branch_draws_its_own_weights(x64):
+    stack = Stack.make("post-ln", ("linear", "linear"), 3, WIDTH)
+    weights = Drawn(jax.random.key(0))
+    drawn = [np.asarray(p["w"]) for l in range(3) for p in weights.at(stack, l)]
+    assert len({w.tobytes() for w in drawn}) == 6
+
+
+@pytest.mark.parametrize("branch", [b for b in BRANCHES if b != "bias"])
+def test_weights_have_variance_one_over_fan_in_times_gain(branch, x64):
+    d = 128
+    params = dataclasses.replace(branch_of(branch), gain=0.5).init(jax.random.key(0), d, "float64")
+    for key, w in params.items():
+        gain = 0.5 if key in ("w", "w_out") else 1.0
+        n = w.size
+        np.testing.assert_allclose(np.var(w) * w.shape[1] / gain**2, 1, atol=5 * np.sqrt(2 / n))
+        np.testing.assert_allclose(np.mean(w) * np.sqrt(w.shape[1]) / gain, 0, atol=5 / np.sqrt(n))
+
+
+@pytest.mark.parametrize("branch", BRANCHES)
+@pytest.mark.usefixtures("eager")
+def test_push_is_jacfwd_of_the_branch(branch):
+    f, d = branch_of(branch), 6
+    params, x = f.init(jax.random.key(0), d, "float64"), normal(1, d)
+    truth = jax.jacfwd(lambda v: oracle.branch(branch, params, v))(x)
+    for k in (2, 6, 9):  # a thin basis and a full one go by different orders
+        basis = normal(2, d, k)
+        close(f.push(params, x, basis), truth @ basis)
+    close(f.apply(params, x), oracle.branch(branch, params, x))
+    close(jax.jacrev(lambda v: f.apply(params, v))(x), truth)
+
+
+def test_a_thin_basis_is_pushed_like_the_columns_of_the_whole(x64):
+    stack = Stack.make("post-ln", "mlp:gelu", 3, WIDTH)
+    weights, x, thin = Drawn(jax.random.key(0)), normal(1, 2, WIDTH), normal(2, 2, WIDTH, 2)
+    close(product(stack.trace(weights, x, thin)), product(stack.trace(weights, x, eye(2, WIDTH))) @ thin)
+
+
+z = sympy.Symbol("t")
+OWN_ACTIVATIONS = {
+    "cubic": (z + z**3 / 10, lambda t: t + t**3 / 10),
+    "sine": (sympy.sin(2 * z), lambda t: jnp.sin(2 * t)),
+    "swish-like": (z / (1 + sympy.exp(-2 * z)), lambda t: t * jax.nn.sigmoid(2 * t)),
+    "leaky": (sympy.Max(z, z / 10), lambda t: jnp.where(t > 0, t, t / 10)),
+}
+
+
+@pytest.mark.parametrize("kind", OWN_ACTIVATIONS)
+@schemes
+@pytest.mark.usefixtures("eager")
+def test_a_users_own_activation_as_a_sympy_expression(kind, scheme):
+    expression, phi = OWN_ACTIVATIONS[kind]
+    stack = Stack.make(scheme, MLP(expression), 2, WIDTH)
+    weights, x = Drawn(jax.random.key(0)), normal(1, 3, WIDTH)
+    close(product(stack.trace(weights, x, eye(3, WIDTH))), oracle.Network(stack, weights, phi).product(x))
+
+
+@schemes
+@pytest.mark.parametrize("branch", ["linear", "mlp:gelu"])
+def test_float32_leg_agrees_to_its_own_precision(scheme, branch):
+    stack = Stack.make(scheme, branch, 4, 16, norm="layernorm", dtype="float32")
+    key = jax.random.key(0)
+    x = jax.random.normal(jax.random.key(1), (2, 16), jnp.float32)
+    trace = stack.trace(Drawn(key), x, eye(2, 16, jnp.float32))
+    assert {leaf.dtype for leaf in jax.tree.leaves(trace)} == {np.dtype("float32"), np.dtype("int32")}
+    params = [Drawn(key).at(stack, l) for l in range(4)]
+    with jax.enable_x64(True):
+        wide = jax.tree.map(lambda *p: jnp.stack(p).astype(jnp.float64), *params)
+        double = dataclasses.replace(stack, dtype="float64")
+        truth = double.trace(Given(wide), x.astype(jnp.float64), eye(2, 16))
+    close(product(trace), product(truth), 2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_nothing_under_or_overflows_at_depth_20000(dtype):
+    for c, sign in ((0.5, -1), (2.0, 1)):
+        scheme = Scheme("scaled", "test", "J = c", alpha=sympy.Float(c), beta=sympy.Integer(0))
+        stack = Stack.make(scheme, "bias", 20_000, 2, norm="rms", dtype=dtype)
+        with jax.enable_x64(dtype == "float64"):
+            x = jnp.zeros((1, 2), dtype)
+            trace = stack.trace(Drawn(jax.random.key(0)), x, eye(1, 2, dtype))
+        assert int(trace.exponent) + np.log2(float(trace.basis[0, 0, 0])) == sign * 20_000
+        assert float(trace.basis[0, 0, 1]) == 0
+
+
+def test_a_zero_product_stays_zero_and_finite(x64):
+    scheme = Scheme("nothing", "test", "J = 0", alpha=sympy.Integer(0), beta=sympy.Integer(0))
+    trace = Stack.make(scheme, "bias", 3, 2, norm="rms").trace(Drawn(jax.random.key(0)), normal(0, 1, 2), eye(1, 2))
+    np.testing.assert_array_equal(trace.basis, np.zeros((1, 2, 2)))
+
+
+def test_multipliers_follow_the_sublayer_and_their_number():
+    from gradflow.schemes import S, l
+
+    row = Scheme("x", "test", "", alpha=S ** sympy.Rational(1, 4), beta=1 / sympy.sqrt(l))
+    alpha, beta = row.multipliers(16)
+    close(alpha, np.full(16, 2.0))
+    close(beta, 1 / np.sqrt(np.arange(1, 17)))
+    alpha, beta = Stack.make(row, ("linear", "bias"), 8, 4).multipliers()
+    assert alpha.shape == beta.shape == (8, 2)
+    close(beta.ravel(), 1 / np.sqrt(np.arange(1, 17)))
+
+
+def test_equations_read_as_their_rows():
+    assert [row.equation.replace(" ", "") for row in (*SCHEMES, BARE)] == [
+        "x'=N(x+f(x))",
+        "x'=x+f(N(x))",
+        "x'=x+-1/S·f(x)",
+    ]
+    assert scheme_of("pre-ln") is SCHEMES[1]
+    assert scheme_of(BARE) is BARE
+
+
+def test_stacks_are_hashable_and_equal_by_value():
+    a, b = (Stack.make("post-ln", ("linear", "mlp:gelu"), 3, 8) for _ in range(2))
+    assert a == b
+    assert hash(a) == hash(b)
+    assert a.sublayers == 6
+    assert isinstance(branch_of(Bias(2.0)), Bias)
