@@ -189,7 +189,9 @@ BRANCHES: dict[str, Branch] = {
 
 def branch_of(spec: str | Branch) -> Branch:
     """Return the branch that a name stands for; a branch object is returned as it is."""
-    return BRANCHES[checks.one_of("branch", spec, BRANCHES)] if isinstance(spec, str) else spec
+    if all(hasattr(spec, part) for part in ("name", "gain", "init", "apply", "push", "moments")):
+        return spec  # type: ignore[return-value]
+    return BRANCHES[checks.one_of("branch", spec, BRANCHES)]
 
 
 def with_power(branch: Branch, q_f: float) -> Branch:

@@ -31,6 +31,27 @@ def integer(argument: str, value: object, minimum: int, why: str = "") -> int:
     return int(value)  # type: ignore[call-overload]
 
 
+def key(value: object) -> int:
+    """Return ``value`` as a random key's integer, from 0 to 2⁶³ − 1."""
+    number = integer("key", value, 0)
+    if number >= 2**63:
+        raise ValueError(f"key: needs a whole number below 2**63, got {value!r}")
+    return number
+
+
+def real_array(argument: str, value: object) -> np.ndarray:
+    """Return ``value`` as a float64 array of finite real numbers."""
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise ValueError(
+            f"{argument}: needs a rectangular array of real numbers, got rows of different lengths"
+        ) from None
+    if array.dtype.kind not in "fiu":
+        raise ValueError(f"{argument}: needs real numbers, got dtype {array.dtype}")
+    return finite(argument, array.astype(np.float64))
+
+
 def fraction(argument: str, value: object) -> float:
     """Return ``value`` as a float strictly between 0 and 1."""
     try:

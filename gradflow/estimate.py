@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import sympy
 
 from gradflow import checks, cotangents, laws, precision, trunk
 from gradflow.branches import Branch, branch_of, with_power
@@ -16,7 +17,6 @@ from gradflow.contractions import Contraction, ContractionSweep
 from gradflow.factors import Profile, safe_log
 from gradflow.intervals import Interval, band
 from gradflow.measure import Measurement, measure
-from gradflow.numeric import to_jax
 from gradflow.schemes import Scheme, scheme_of
 from gradflow.stack import Stack
 from gradflow.symbolic import readings
@@ -27,8 +27,8 @@ LARGEST_PRODUCT = 2 * 2**30  # bytes of one basis (tokens, d, d)
 
 @functools.lru_cache
 def _reading(name: str) -> Callable[..., Any]:
-    """One of the derived formulas of the two readings, as a function of (c, L, d)."""
-    return to_jax([readings.c, readings.L, readings.d], getattr(readings.readings(), name))
+    """One of the derived formulas of the two readings, as a function of Python numbers (c, L, d)."""
+    return sympy.lambdify([readings.c, readings.L, readings.d], getattr(readings.readings(), name), modules="math")
 
 
 def branch_power(c: float) -> float:
@@ -100,12 +100,23 @@ def contraction(
         For an argument out of range or a combination without meaning; the message names the argument.
     """
     if activations is not None:
-        return trunk.contraction(activations, depth, d, c, norm, scheme, cotangent, probes, key, dtype)
+        fixed = {"branch": (branch, "linear"), "reading": (reading, "norm"), "final_norm": (final_norm, False)}
+        for name, (value, only) in fixed.items():
+            if value != only:
+                raise ValueError(f"{name}: recorded activations say what there is; leave {name} out")
+        checks.integer("seeds", seeds, 1)
+        return trunk.contraction(activations, depth, d, c, norm, scheme, tokens, cotangent, probes, key, dtype)
     if not isinstance(depth, int | np.integer):
-        if isinstance(depth, str) or not isinstance(depth, Sequence | np.ndarray) or not len(depth):
+        if (
+            isinstance(depth, str)
+            or not isinstance(depth, Sequence | np.ndarray)
+            or np.ndim(depth) != 1
+            or not len(depth)
+        ):
             raise ValueError(f"depth: needs a whole number or several, got {depth!r}")
         rest = {k: v for k, v in locals().items() if k not in ("depth", "activations", "progress")}
-        return ContractionSweep(tuple(contraction(each, progress=progress, **rest) for each in depth))  # type: ignore[arg-type]
+        depths = [checks.integer("depth", each, 1) for each in depth]
+        return ContractionSweep(tuple(contraction(each, progress=progress, **rest) for each in depths))  # type: ignore[arg-type]
     case = _Case.checked(**{k: v for k, v in locals().items() if k not in ("activations", "progress")})
     with precision.scope(case.stack.dtype):
         return case.result(case.run(progress))
@@ -158,6 +169,7 @@ class _Case:
                 )
         else:
             f = with_power(f, branch_power(c))
+        depth, d = checks.integer("depth", depth, 1), checks.integer("d", d, 2)
         options = {"norm": norm, "eps": 0.0, "final_norm": bool(final_norm), "dtype": precision.resolve(dtype)}
         stack = Stack.make(row, f, depth, d, **options)
         kind, given = cotangents.resolve(cotangent, reading, (tokens, stack.d))
@@ -172,7 +184,13 @@ class _Case:
                 "probes=16 measures the gains without it"
             )
         checks.integer("seeds", seeds, 1)
-        checks.integer("key", key, 0)
+        checks.key(key)
+        floor = 1e4 * np.finfo(stack.dtype).eps
+        if reading == "alignment" and kind == "aligned" and (1 - c) ** depth < floor:
+            raise ValueError(
+                f"depth: at most {int(math.log(floor) / math.log1p(-c))} here; deeper, the gradient that stays in the plane "
+                f"is smaller than what {stack.dtype} rounding puts outside of it"
+            )
         return cls(stack, float(c), reading, tokens, int(seeds), int(key), kind, given, probes)
 
     def run(self, progress: Progress | None) -> list[Measurement]:

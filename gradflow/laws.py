@@ -199,6 +199,10 @@ def law(
     branches = tuple(
         branch_of(b) for b in (block if isinstance(block, Sequence) and not isinstance(block, str) else (block,))
     )
+    if not branches:
+        raise ValueError("block: needs at least one branch")
+    if isinstance(probes, bool) or not probes >= 1:
+        raise ValueError(f"probes: needs a number of at least 1, got {probes!r}")
     alpha, beta = row.multipliers(checks.integer("depth", depth, 1) * len(branches))
     if not alpha.all():
         raise ValueError(f"scheme: {row.name!r} has α = 0, which leaves no skip path for a law to follow")

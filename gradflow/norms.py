@@ -33,6 +33,11 @@ def _coefficients(row: str) -> Callable[..., tuple[Scalar, Scalar, Scalar]]:
     return numeric.to_jax(arguments, (formula.scale, formula.removed, kept))
 
 
+def _wide(dtype: Any) -> Any:
+    """Statistics are at least float32 (``promote_types`` refuses float32 beside float64 under strict promotion)."""
+    return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
+
+
 def _centre(x: Vector) -> Vector:
     """``Px``; the second pass removes what rounding left of a mean much larger than the spread."""
     once = x - jnp.mean(x)
@@ -158,7 +163,7 @@ class Norm:
         """Normalise the last axis; statistics are at least float32, the result has ``x``'s dtype."""
         x = precision.as_array(x)
         with precision.scope(x.dtype):
-            wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+            wide = x.astype(_wide(x.dtype))
             one = functools.partial(_normalise, self.row, self.eps)
             for _ in range(x.ndim - 1):
                 one = jax.vmap(one)
@@ -177,7 +182,7 @@ class Norm:
         if x.shape != self.gain.shape:
             raise ValueError(f"x: needs one vector of shape {self.gain.shape}, got {x.shape}; jax.vmap maps a batch")
         with precision.scope(x.dtype):
-            wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+            wide = x.astype(_wide(x.dtype))
             return _jacobian(self.row, self.eps, self.gain.astype(wide.dtype), wide)
 
 

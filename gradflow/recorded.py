@@ -4,6 +4,7 @@ What each output norm saw (u), with γ and ε, determines the trunk product, the
 """
 
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,15 +50,22 @@ def load(path: str | Path) -> dict[str, np.ndarray]:
     ValueError
         If the file is missing, truncated, not an ``.npz``, or holds Python objects.
     """
-    file = Path(path)
-    if not file.is_file():
+    try:
+        file = Path(path)
+        found = file.is_file()
+    except (TypeError, ValueError):
+        raise ValueError(f"activations: needs a path or a mapping, got {type(path).__name__}") from None
+    if not found:
         raise ValueError(f"activations: no such file {str(path)!r}")
     try:
         with zipfile.ZipFile(file) as archive:
-            return {info.filename.removesuffix(".npy"): _member(archive, info) for info in archive.infolist()}
+            names = [info.filename.removesuffix(".npy") for info in archive.infolist()]
+            if len(set(names)) < len(names):
+                raise ValueError(f"activations: {str(path)!r} holds an array twice; write it again")
+            return {name: _member(archive, info) for name, info in zip(names, archive.infolist(), strict=True)}
     except zipfile.BadZipFile as error:
         raise ValueError(f"activations: {str(path)!r} is no .npz, or is truncated ({error}); write it again") from error
-    except (EOFError, OSError, NotImplementedError, RuntimeError) as error:
+    except (EOFError, OSError, NotImplementedError, RuntimeError, zlib.error) as error:
         raise ValueError(f"activations: {str(path)!r} cannot be read ({error})") from error
 
 
@@ -75,6 +83,8 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
             raise ValueError(
                 f"activations: {name!r} is a pickled object, which is never read; save it as a plain array"
             )
+        if any(isinstance(n, bool) or n < 0 for n in shape):
+            raise ValueError(f"activations: {name!r} declares the shape {shape}; write it with numpy.savez")
         stated = int(np.prod(shape, dtype=object)) * dtype.itemsize
         held = info.file_size - stream.tell()
         if stated != held:
@@ -97,7 +107,7 @@ def recording(source: str | Path | Mapping[str, Any]) -> Recording:
         raise ValueError(f"activations: unknown array {unknown[0]!r}; known are {', '.join(KEYS)}")
     if "u" not in arrays:
         raise ValueError("activations: 'u' is missing; it holds x + f(x) of every sub-layer, shape (S, tokens, d)")
-    checked = {name: _numeric(name, value) for name, value in arrays.items()}
+    checked = {name: checks.real_array(f"activations: {name!r}", value) for name, value in arrays.items()}
     u = checked["u"]
     if u.ndim != 3 or u.shape[0] < 1 or u.shape[1] < 1 or u.shape[2] < 2:
         raise ValueError(f"activations: 'u' needs shape (S, tokens, d) with d of at least 2, got {u.shape}")
@@ -114,10 +124,3 @@ def recording(source: str | Path | Mapping[str, Any]) -> Recording:
         raise ValueError(f"activations: 'eps' needs a number of at least 0, got {eps}")
     gain = np.broadcast_to(checked.get("gain", np.ones(d)), (S, d))
     return Recording(u, checked.get("x"), gain, eps, checked.get("cotangent"))
-
-
-def _numeric(name: str, value: Any) -> np.ndarray:
-    array = np.asarray(value)
-    if array.dtype.kind not in "fiu":
-        raise ValueError(f"activations: {name!r} needs real numbers, got dtype {array.dtype}")
-    return checks.finite(f"activations: {name!r}", array.astype(np.float64))

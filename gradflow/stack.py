@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from gradflow import checks
+from gradflow import checks, precision
 from gradflow.branches import Branch, Params, branch_of
 from gradflow.jacobian import SublayerJacobian, push_norm
 from gradflow.norms import NORMS, Norm
@@ -132,12 +132,17 @@ class Stack:
             For an unknown name (with near ones), depth < 1, d < 2, or d < 3 under LayerNorm.
         """
         block = (block,) if not isinstance(block, tuple | list) else tuple(block)
+        if not block:
+            raise ValueError("block: needs at least one branch")
         stack = cls(scheme_of(scheme), tuple(map(branch_of, block)), depth, d, **options)
         checks.integer("depth", depth, 1)
         checks.one_of("norm", stack.norm, _ROWS)
         if stack.norm == "layernorm":
             checks.integer("d", d, 3, "LayerNorm's Jacobian has rank d − 2 as ε → 0: none is left at d = 2")
         checks.integer("d", d, 2)
+        checks.one_of("dtype", stack.dtype, precision.DTYPES)
+        if not (isinstance(stack.eps, int | float) and 0 <= stack.eps < np.inf):
+            raise ValueError(f"eps: needs a finite number of at least 0, got {stack.eps!r}")
         return stack
 
     @property

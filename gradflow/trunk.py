@@ -76,6 +76,7 @@ def contraction(
     c: float,
     norm: str | None,
     scheme: str | Scheme,
+    tokens: int,
     cotangent: Any,
     probes: int | None,
     key: int,
@@ -84,13 +85,23 @@ def contraction(
     """The trunk of a recorded network."""
     checks.fraction("c", c)
     record = recorded.recording(source)
-    S, tokens, width = record.u.shape
+    S, held_tokens, width = record.u.shape
     row = checks.one_of("norm", norm or "layernorm", ("rms", "layernorm", "rms-outside"))
     if scheme_of(scheme).name != "post-ln":
         raise ValueError("scheme: recorded activations are those of a post-ln network; only there u fixes the trunk")
-    for name, value, default, held in (("depth", depth, 24, S), ("d", d, 512, width)):
+    for name, value, default, held in (
+        ("depth", depth, 24, S),
+        ("d", d, 512, width),
+        ("tokens", tokens, 1, held_tokens),
+    ):
         if value not in (default, held):
             raise ValueError(f"{name}: the activations have {held}, not {value}; leave it out")
+    tokens = held_tokens
+    checks.key(key)
+    if probes is not None:
+        checks.integer("probes", probes, 1)
+        if cotangent is not None and not isinstance(cotangent, str):
+            raise ValueError("probes: are Gaussian cotangents; leave out the cotangent, or probes")
     if row == "layernorm":
         checks.integer("d", width, 3, "LayerNorm's Jacobian has rank d − 2 as ε → 0: none is left at d = 2")
     kind, given = resolve(cotangent, "norm", (tokens, width))

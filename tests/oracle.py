@@ -168,7 +168,7 @@ class Network:
             "trunk_projection": trunk["projection"],
             "trunk_alignment": trunk["alignment"],
             "trunk_net": part(size(trunk_out), size(w)),
-            "radius_gain": 1 / jnp.sqrt(jnp.mean(self._length(at) ** 2)) if present else 1.0,
+            "radius_gain": jnp.sqrt(jnp.mean(self._length(at) ** -2.0)) if present else 1.0,
             "gradient_cosine": pooled_cosine(g),
             "degenerate": 0,
         }
@@ -207,7 +207,7 @@ class Network:
                 trunk_net=part(size(w_back), size(w)),
                 stream_rms=_rms(at),
                 branch_rms=_rms(ran.added[s]),
-                stream_cosine=jnp.sum(at * ran.u[s]) / size(at) / size(ran.u[s]),
+                stream_cosine=jnp.mean(jax.vmap(lambda a, b: a @ b / size(a) / size(b))(at, ran.u[s])),
                 token_cosine=pooled_cosine(at),
             )
             rows.append(row)

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import gradflow
+from gradflow.recorded import recording
 
 U = np.random.default_rng(0).normal(size=(2, 3, 5))
 
@@ -49,20 +50,27 @@ def test_truncated_at_any_point(good, tmp_path, fraction):
     refused(cut, "activations: ")
 
 
+def outcome(path):
+    """What reading gives: the array, or the message of the refusal."""
+    try:
+        return recording(path).u
+    except ValueError as error:
+        return str(error)
+
+
 @pytest.mark.parametrize("compressed", [False, True])
 def test_a_flipped_byte_anywhere_is_refused_or_harmless(tmp_path, compressed):
     path = tmp_path / "x.npz"
     (np.savez_compressed if compressed else np.savez)(path, u=U)
     data = path.read_bytes()
-    for at in range(0, len(data), 41):
+    for at in range(0, len(data), 7):
         path.write_bytes(data[:at] + bytes([data[at] ^ 0xFF]) + data[at + 1 :])
-        try:
-            from gradflow.recorded import recording
-
-            np.testing.assert_array_equal(recording(path).u, U)
-        except ValueError as error:
-            assert str(error).startswith("activations: ")
-            assert "\n" not in str(error)
+        read = outcome(path)
+        if isinstance(read, str):
+            assert read.startswith("activations: ")
+            assert "\n" not in read
+        else:
+            np.testing.assert_array_equal(read, U)
 
 
 class Trap:
@@ -114,7 +122,9 @@ def test_a_header_that_lies_about_its_size(tmp_path, shape, payload):
     refused(archive(tmp_path / "lie.npz", u=npy(shape, payload)), "activations: 'u'")
 
 
-@pytest.mark.parametrize("descr", ["<q9", "|O", "O", "<c16", "<U4", "|S8", "<M8[s]", "|V8", "|b1", "nonsense", "<f2222"])
+@pytest.mark.parametrize(
+    "descr", ["<q9", "|O", "O", "<c16", "<U4", "|S8", "<M8[s]", "|V8", "|b1", "nonsense", "<f2222"]
+)
 def test_a_dtype_that_is_no_number(tmp_path, descr):
     refused(archive(tmp_path / "kind.npz", u=npy("(2, 3, 5)", b"\0" * 240, descr)), "activations: 'u'")
 
@@ -131,22 +141,29 @@ def test_a_bomb_of_a_header_is_refused(tmp_path):
     refused(archive(tmp_path / "deep.npz", u=deep), "activations: 'u'")
 
 
-def test_an_encrypted_or_duplicated_member(tmp_path):
+def member(array):
+    buffer = io.BytesIO()
+    np.save(buffer, array)
+    return buffer.getvalue()
+
+
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_duplicated_member(tmp_path):
     path = tmp_path / "twice.npz"
-    with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(path, "w") as out:
+    with zipfile.ZipFile(path, "w") as out:
         for value in (U, 2 * U):
-            buffer = io.BytesIO()
-            np.save(buffer, value)
-            out.writestr("u.npy", buffer.getvalue())
+            out.writestr("u.npy", member(value))
     refused(path, "activations: ")
-    single = tmp_path / "locked.npz"
-    np.savez(single, u=U)
-    data = bytearray(single.read_bytes())
-    at = data.find(b"PK\x01\x02")
-    data[at + 8] |= 1
+
+
+def test_an_encrypted_member(tmp_path):
+    path = tmp_path / "locked.npz"
+    np.savez(path, u=U)
+    data = bytearray(path.read_bytes())
+    data[data.find(b"PK\x01\x02") + 8] |= 1
     data[6] |= 1
-    single.write_bytes(bytes(data))
-    refused(single, "activations: ")
+    path.write_bytes(bytes(data))
+    refused(path, "activations: ")
 
 
 def test_no_file_directory_empty_and_other_formats(tmp_path):
@@ -225,7 +242,11 @@ OPTIONS = {
     "a bad dtype": (dict(u=U), dict(dtype="float16"), "dtype"),
     "an aligned cotangent": (dict(u=U), dict(cotangent="aligned"), "cotangent"),
     "tokens that are not the file's": (dict(u=U), dict(tokens=7), "tokens"),
-    "a cotangent of one's own with probes": (dict(u=U), dict(cotangent=np.arange(15.0).reshape(3, 5), probes=4), "probes"),
+    "a cotangent of one's own with probes": (
+        dict(u=U),
+        dict(cotangent=np.arange(15.0).reshape(3, 5), probes=4),
+        "probes",
+    ),
     "a final norm": (dict(u=U), dict(final_norm=True), "final_norm"),
     "the alignment reading": (dict(u=U), dict(reading="alignment"), "reading"),
     "a branch": (dict(u=U), dict(branch="mlp:relu"), "branch"),

@@ -34,37 +34,35 @@ def test_table_is_at_most_100_columns_and_ends_in_the_verdict(shell):
 @pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
 def test_plot_is_written_and_not_empty(shell, tmp_path, suffix):
     path = tmp_path / f"figure.{suffix}"
-    code, out, err = shell(*SMALL, "--plot", path, "--json")
+    code, out, _ = shell(*SMALL, "--plot", path, "--json")
     assert code == 0
     assert json.loads(out)
     data = path.read_bytes()
     assert len(data) > 2000
-    assert {"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF"}[suffix] == data[: 8 if suffix == "png" else 5][
-        : len({"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF"}[suffix])
-    ]
+    assert data.startswith({"png": b"\x89PNG\r\n\x1a\n", "svg": b"<?xml", "pdf": b"%PDF"}[suffix])
 
 
 def test_several_depths_are_a_sweep(shell, tmp_path):
-    code, out, err = shell("contraction", "--depth", "2,4", "--d", "8", "--seeds", "2", "--plot", tmp_path / "s.png")
+    code, out, _ = shell("contraction", "--depth", "2,4", "--d", "8", "--seeds", "2", "--plot", tmp_path / "s.png")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 100
     assert (tmp_path / "s.png").read_bytes().startswith(b"\x89PNG")
-    code, out, err = shell("contraction", "--depth", "2,4", "--d", "8", "--seeds", "2", "--json")
+    code, out, _ = shell("contraction", "--depth", "2,4", "--d", "8", "--seeds", "2", "--json")
     assert json.loads(out)["depths"] == [2, 4]
 
 
 def test_recorded_activations(shell):
     file = Path(__file__).resolve().parent.parent / "examples" / "data" / "minilm_stream.npz"
-    code, out, err = shell("contraction", "--activations", file, "--probes", "1", "--json")
+    code, out, _ = shell("contraction", "--activations", file, "--probes", "1", "--json")
     assert code == 0
     assert json.loads(out)["settings"]["depth"] == 12
 
 
 def test_law(shell):
-    code, out, err = shell("law", "pre-ln", "--block", "mlp:relu", "--depth", "24", "--json")
+    code, out, _ = shell("law", "pre-ln", "--block", "mlp:relu", "--depth", "24", "--json")
     assert code == 0
     assert json.loads(out)["exact"][0][0] ** 2 == pytest.approx(13, rel=1e-9)
-    code, out, err = shell("law", "post-ln", "--block", "linear,mlp:gelu", "--depth", "4", "--d", "64")
+    code, out, _ = shell("law", "post-ln", "--block", "linear,mlp:gelu", "--depth", "4", "--d", "64")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 100
 
@@ -93,15 +91,15 @@ def test_a_check_that_fails_is_exit_code_1(shell, monkeypatch):
     failed = types.SimpleNamespace(passed=False)
     broken = types.SimpleNamespace(text=lambda: "text", latex=lambda: "", check=lambda: [failed])
     monkeypatch.setattr(gradflow.symbolic, "derive", lambda name: broken, raising=False)
-    code, out, err = shell("derive", "rms", "--check")
+    code, _, _ = shell("derive", "rms", "--check")
     assert code == 1
 
 
 def test_version_and_help(shell):
-    code, out, err = shell("--version")
+    code, out, _ = shell("--version")
     assert (code, out.strip()) == (0, f"gradflow {gradflow.__version__}")
     for arguments in ((), ("--help",), ("contraction", "--help"), ("law", "-h"), ("derive", "--help")):
-        code, out, err = shell(*arguments)
+        code, out, _ = shell(*arguments)
         assert code == 0
         assert max(map(len, out.splitlines())) <= 100
         assert "Usage" in out

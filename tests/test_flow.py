@@ -4,14 +4,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from networks import PURE, TABLE, WIDTH, eye, name, normal, run
+from networks import HALF, PURE, WIDTH, eye, name, normal, run
 
 from gradflow.factors import FACTORS
 from gradflow.flow import flow
 from gradflow.schemes import SCHEMES
 from gradflow.stack import Drawn, Stack
 
-table = pytest.mark.parametrize(("norm", "scheme", "block", "final", "tokens"), TABLE, ids=name)
+table = pytest.mark.parametrize(("norm", "scheme", "block", "final", "tokens"), HALF, ids=name)
 
 
 def close(left, right, rtol=1e-11, atol=1e-12):
@@ -89,14 +89,18 @@ def test_alpha_zero_reports_the_branchs_own_gain_and_no_trunk():
     r = run("layernorm", PURE, ("mlp:tanh", "linear"), False, 3)
     np.testing.assert_array_equal(r.flow["skip"], 1.0)
     np.testing.assert_array_equal(r.flow["trunk_net"], 0.0)
-    assert np.all(np.isfinite(r.flow["branch"])) and np.all(r.flow["branch"] > 0)
+    assert np.all(np.isfinite(r.flow["branch"]))
+    assert np.all(r.flow["branch"] > 0)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES, ids=name)
 @pytest.mark.usefixtures("eager")
 def test_more_probes_pool_their_powers(scheme):
     many = run("rms", scheme, ("mlp:gelu",), False, 3, probes=4)
-    size = lambda c: float(jnp.sum(c**2))
+
+    def size(c):
+        return float(jnp.sum(c**2))
+
     single = [flow(many.stack, many.weights, many.trace, c[None])["net"] for c in many.cotangents]
     powers = [size(c) * cumulative(net)[0] ** 2 for c, net in zip(many.cotangents, single, strict=True)]
     close(cumulative(many.flow["net"])[0] ** 2, sum(powers) / size(many.cotangents))
@@ -112,8 +116,7 @@ def test_gains_do_not_depend_on_the_cotangents_size(scheme):
             np.testing.assert_allclose(again[figure], values, rtol=1e-12, atol=1e-13, err_msg=figure)
 
 
-@pytest.mark.parametrize("scheme", SCHEMES, ids=name)
-@pytest.mark.parametrize("norm", ["layernorm", "rms"])
+@pytest.mark.parametrize(("scheme", "norm"), [(SCHEMES[0], "layernorm"), (SCHEMES[1], "rms")], ids=name)
 def test_compiled_sweep_is_the_oracles(scheme, norm, x64):
     r = run(norm, scheme, ("mlp:relu", "bias"), True, 3, depth=3)
     for figure, values in r.oracle.flow(r.x, r.cotangents).items():

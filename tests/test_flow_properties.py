@@ -88,7 +88,7 @@ def both_norms(name, eps):
     return run
 
 
-@pytest.mark.parametrize("eps", [0.0, 1e-12, 1e-5, 0.1])
+@pytest.mark.parametrize("eps", [0.0, 1e-5])
 @pytest.mark.parametrize("name", [row.name for row in norms.NORMS])
 @many
 @given(seed=seeds, scale=gains, shift=st.floats(-10, 10))

@@ -28,7 +28,10 @@ def layernorm(u, eps):
 
 def branch(kind, params, x):
     """f and F."""
-    as_matrix = lambda w: mpmath.matrix(np.asarray(w).tolist())
+
+    def as_matrix(w):
+        return mpmath.matrix(np.asarray(w).tolist())
+
     column = mpmath.matrix(x)
     if kind == "linear":
         w = as_matrix(params["w"])

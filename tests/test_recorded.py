@@ -60,7 +60,7 @@ def trunk(arrays, norm="layernorm"):
         rows["projection"][s] = size(tangent) / size(h)
         rows["norm"][s] = size(out) / size(tangent)
         rows["alignment"][s] = size(along) / size(h)
-        rows["radius_gain"][s] = 1 / np.sqrt(np.mean(ts**2))
+        rows["radius_gain"][s] = np.sqrt(np.mean(1 / ts**2))
         rows["net"][s] = size(out) / size(w)
         w = out
     return rows, products, np.linalg.norm(w) / np.linalg.norm(arrays["cotangent"])
@@ -78,7 +78,7 @@ def agrees(r, arrays, norm="layernorm", rtol=1e-10):
     np.testing.assert_allclose(r.singular_values[0], values, rtol=0, atol=1e-10 * values[0])
     np.testing.assert_allclose(r.rms_gain, [np.sqrt(np.mean(values**2))], rtol=rtol)
     x, u = arrays["x"], arrays["u"]
-    cosine = np.sum(x * u, (1, 2)) / np.linalg.norm(x, axis=(1, 2)) / np.linalg.norm(u, axis=(1, 2))
+    cosine = np.mean(np.sum(x * u, 2) / np.linalg.norm(x, axis=2) / np.linalg.norm(u, axis=2), axis=1)
     np.testing.assert_allclose(p.stream_cosine[0], cosine, rtol=rtol)
 
 
@@ -93,9 +93,10 @@ def test_minilm_trunk_gain_is_0_305(r, arrays):
     assert r.law is None
     assert r.law_profile is None
     assert r.recorded
-    attention = r.profile.stream_cosine[0, ::2]
-    assert attention.min() > 0.88
-    assert attention.max() < 0.965
+    # the last sub-layer, 0.435, is outside of the range that the first eleven keep
+    cosine = r.profile.stream_cosine[0]
+    assert np.all((cosine[:11] > 0.855) & (cosine[:11] < 0.965))
+    assert cosine[11] == pytest.approx(0.435, abs=1e-3)
     assert np.all(r.profile.alignment < 0.135)  # u is aligned with x, the gradient with u hardly
 
 
@@ -109,9 +110,9 @@ def test_any_recording_recomputed_with_numpy_alone(norm):
     agrees(gradflow.contraction(activations=arrays, norm=norm), arrays, norm)
 
 
-def test_a_mapping_is_as_good_as_a_file(r, arrays, tmp_path):
-    as_dict = gradflow.contraction(activations=arrays)
-    assert as_dict.to_dict()["trunk"] == r.to_dict()["trunk"]
+def test_a_mapping_is_as_good_as_a_file(tmp_path):
+    arrays = made()
+    r = gradflow.contraction(activations=arrays)
     np.savez(tmp_path / "plain.npz", **arrays)
     np.savez_compressed(tmp_path / "small.npz", **arrays)
     for name in ("plain.npz", "small.npz"):
@@ -144,7 +145,7 @@ def test_files_with_odd_layouts_are_read(tmp_path):
 def test_u_alone_is_enough():
     arrays = made()
     r = gradflow.contraction(activations={"u": arrays["u"]}, cotangent=arrays["cotangent"])
-    rows, _, gain = trunk({"u": arrays["u"], "cotangent": arrays["cotangent"]})
+    _rows, _, gain = trunk({"u": arrays["u"], "cotangent": arrays["cotangent"]})
     np.testing.assert_allclose(r.trunk, [gain], rtol=1e-12)
     np.testing.assert_array_equal(r.profile.affine, 1.0)
     assert r.cotangent == "given"
@@ -170,7 +171,8 @@ def test_probes_and_key_draw_gaussian_cotangents():
     np.testing.assert_allclose(a.trunk, whole.rms_gain, rtol=0.06)
 
 
-def test_float32_and_float64_agree(arrays):
+def test_float32_and_float64_agree():
+    arrays = made()
     single = gradflow.contraction(activations=arrays, dtype="float32")
     assert single.profile.projection.dtype == np.float32
     np.testing.assert_allclose(single.trunk, gradflow.contraction(activations=arrays).trunk, rtol=1e-5)
@@ -189,7 +191,9 @@ def test_a_row_without_variance_is_counted_and_its_answer_finite_and_right():
         y = np.zeros(6) if s == 1 else y
         t = np.sqrt(y @ y / 6 + 1e-3)
         jacobians.append(arrays["gain"][s][:, None] * (P - np.outer(y, y) / (6 * t**2)) / t)
-    other, _, _ = trunk({k: v[:, 1:] if v.ndim == 3 else v for k, v in arrays.items()} | {"cotangent": arrays["cotangent"][1:]})
+    other, _, _ = trunk(
+        {k: v[:, 1:] if v.ndim == 3 else v for k, v in arrays.items()} | {"cotangent": arrays["cotangent"][1:]}
+    )
     first = arrays["cotangent"][0] @ jacobians[2] @ jacobians[1] @ jacobians[0]
     second = np.prod(other["net"]) * np.linalg.norm(arrays["cotangent"][1])
     gain = np.hypot(np.linalg.norm(first), second) / np.linalg.norm(arrays["cotangent"])
@@ -199,7 +203,7 @@ def test_a_row_without_variance_is_counted_and_its_answer_finite_and_right():
 
 def test_all_rows_without_variance_at_eps_zero_stay_finite_or_are_refused():
     arrays = {"u": np.ones((2, 1, 6)), "cotangent": np.arange(6.0)[None]}
-    with pytest.raises(ValueError, match="activations|cotangent"):
+    with pytest.raises(ValueError, match=r"activations|cotangent"):
         gradflow.contraction(activations=arrays)
 
 

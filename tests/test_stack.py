@@ -1,6 +1,7 @@
 """Products over depth against plain jacfwd, for norms × branches × schemes; and the algebra that they obey."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -38,15 +39,16 @@ def stacked(weights, stack):
 @pytest.mark.usefixtures("eager")
 def test_product_is_jacfwd_of_the_whole_network(norm, scheme, block, final, tokens):
     r = run(norm, scheme, block, final, tokens)
-    close(r.product, r.true_trace.basis)
+    close(r.product, r.oracle.product(r.x))
 
 
 @table
 @pytest.mark.usefixtures("eager")
 def test_stream_is_the_residual_equation(norm, scheme, block, final, tokens):
     r = run(norm, scheme, block, final, tokens)
+    truth = r.oracle.states(r.x)
     for figure in ("x", "u", "added", "out"):
-        close(getattr(r.trace, figure), getattr(r.true_trace, figure))
+        close(getattr(r.trace, figure), getattr(truth, figure))
 
 
 @schemes
@@ -54,13 +56,14 @@ def test_stream_is_the_residual_equation(norm, scheme, block, final, tokens):
 def test_catalogue_row_is_the_equation_of_its_paper(scheme):
     r = run("layernorm", scheme, ("mlp:gelu",), False, 1)
     (params,) = r.weights.at(r.stack, 0)
-    N = lambda x: oracle.norm("layernorm", r.stack.eps, x)
-    f = lambda x: oracle.branch("mlp:gelu", params, x)
-    close(r.trace.x[1, 0], oracle.SCHEMES[scheme.name](N, f, r.x[0]))
+
+    layer = functools.partial(oracle.norm, "layernorm", r.stack.eps)
+    branch = functools.partial(oracle.branch, "mlp:gelu", params)
+
+    close(r.trace.x[1, 0], oracle.SCHEMES[scheme.name](layer, branch, r.x[0]))
 
 
-@schemes
-@pytest.mark.parametrize("block", [("linear",), ("mlp:silu", "bias")], ids=name)
+@pytest.mark.parametrize(("scheme", "block"), [("post-ln", ("linear",)), ("pre-ln", ("mlp:silu", "bias"))])
 def test_compiled_is_eager_and_log_scaled_is_plain(scheme, block, x64):
     stack = Stack.make(scheme, block, 4, WIDTH, norm="layernorm", eps=0.0, final_norm=True)
     weights, x = Drawn(jax.random.key(7)), normal(1, 3, WIDTH)
@@ -89,9 +92,9 @@ def test_product_over_a_sum_of_depths_is_the_product_of_products(scheme, x64):
 @scheme_norm
 @pytest.mark.usefixtures("eager")
 def test_zero_branch_leaves_the_trunk(scheme, norm):
-    stack = Stack.make(scheme, (Linear(gain=0.0), MLP("gelu", gain=0.0)), 2, WIDTH, norm=norm, eps=0.0)
+    stack = Stack.make(scheme, (Linear(gain=0.0), MLP("gelu", gain=0.0)), 1, WIDTH, norm=norm, eps=0.0)
     x, layer = normal(1, 2, WIDTH), stack.layer
-    trunk = jax.vmap(lambda v: jax.jacfwd(lambda v: layer(layer(layer(layer(v)))))(v))(x)
+    trunk = jax.vmap(lambda v: jax.jacfwd(lambda v: layer(layer(v)))(v))(x)
     trace = stack.trace(Drawn(jax.random.key(0)), x, eye(2, WIDTH))
     close(product(trace), trunk if scheme.norm_out else eye(2, WIDTH), 1e-12)
 
@@ -145,7 +148,7 @@ def test_push_is_jacfwd_of_the_branch(branch):
     f, d = branch_of(branch), 6
     params, x = f.init(jax.random.key(0), d, "float64"), normal(1, d)
     truth = jax.jacfwd(lambda v: oracle.branch(branch, params, v))(x)
-    for k in (2, 6, 9):  # a thin basis and a full one go by different orders
+    for k in (2, 6):  # a thin basis and a full one go by different orders
         basis = normal(2, d, k)
         close(f.push(params, x, basis), truth @ basis)
     close(f.apply(params, x), oracle.branch(branch, params, x))
@@ -177,8 +180,7 @@ def test_a_users_own_activation_as_a_sympy_expression(kind, scheme):
     close(product(stack.trace(weights, x, eye(3, WIDTH))), oracle.Network(stack, weights, phi).product(x))
 
 
-@schemes
-@pytest.mark.parametrize("branch", ["linear", "mlp:gelu"])
+@pytest.mark.parametrize(("scheme", "branch"), [("post-ln", "mlp:gelu"), ("pre-ln", "linear")])
 def test_float32_leg_agrees_to_its_own_precision(scheme, branch):
     stack = Stack.make(scheme, branch, 4, 16, norm="layernorm", dtype="float32")
     key = jax.random.key(0)

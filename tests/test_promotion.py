@@ -1,0 +1,57 @@
+"""Nothing relies on silent promotion: strict dtypes throughout, no rank promotion where one vector is meant."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import gradflow
+from gradflow.flow import flow
+from gradflow.norms import NORMS
+from gradflow.schemes import SCHEMES
+from gradflow.stack import Drawn, Stack
+
+dtypes = pytest.mark.parametrize("dtype", ["float32", "float64"])
+
+
+@pytest.fixture
+def strict():
+    with jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+@dtypes
+@pytest.mark.parametrize("row", NORMS, ids=lambda row: row.name)
+def test_a_norm_of_one_vector_promotes_neither_dtype_nor_rank(row, dtype, strict):
+    layer, x = row.init(4, 1e-5, dtype), np.array([0.3, -1.0, 2.0, 0.7], dtype)
+    with jax.numpy_rank_promotion("raise"):
+        jacobian = layer.jacobian(x)
+        got = layer(x), jacobian.mv(x), jacobian.rmv(x), jacobian.dense()
+    assert {a.dtype for a in got} == {np.dtype(dtype)}
+
+
+@dtypes
+@pytest.mark.parametrize("branch", ["linear", "bias", "mlp:relu", "mlp:gelu", "mlp:softplus", "mlp:silu"])
+def test_a_branch_of_one_vector_promotes_no_dtype(branch, dtype, strict):
+    from gradflow.branches import branch_of
+
+    with jax.enable_x64(dtype == "float64"):
+        f, x = branch_of(branch), jnp.arange(4, dtype=dtype)
+        params = f.init(jax.random.key(0), 4, dtype)
+        assert f.apply(params, x).dtype == f.push(params, x, jnp.eye(4, dtype=dtype)).dtype == np.dtype(dtype)
+
+
+@dtypes
+@pytest.mark.parametrize("scheme", SCHEMES, ids=lambda row: row.name)
+def test_trace_and_flow_promote_no_dtype(scheme, dtype, strict):
+    with jax.enable_x64(dtype == "float64"):
+        stack = Stack.make(scheme, ("mlp:gelu", "linear"), 2, 4, final_norm=True, dtype=dtype)
+        x, weights = jnp.arange(8, dtype=dtype).reshape(2, 4) ** 2, Drawn(jax.random.key(0))
+        trace = stack.trace(weights, x, jnp.broadcast_to(jnp.eye(4, dtype=dtype), (2, 4, 4)))
+        rows = flow(stack, weights, trace, x[None])
+    assert {v.dtype for k, v in rows.items() if k != "degenerate"} == {np.dtype(dtype)}
+
+
+@dtypes
+def test_the_main_job_promotes_no_dtype(dtype, strict):
+    gradflow.contraction(depth=2, d=4, seeds=1, branch="mlp:relu", norm="layernorm", dtype=dtype)
