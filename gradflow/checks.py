@@ -45,11 +45,11 @@ def real_array(argument: str, value: object) -> np.ndarray:
         array = np.asarray(value)
     except ValueError:
         raise ValueError(
-            f"{argument}: needs a rectangular array of real numbers, got rows of different lengths"
+            f"{argument} needs a rectangular array of real numbers, got rows of different lengths"
         ) from None
     if array.dtype.kind not in "fiu":
-        raise ValueError(f"{argument}: needs real numbers, got dtype {array.dtype}")
-    return finite(argument, array.astype(np.float64))
+        raise ValueError(f"{argument} needs real numbers, got dtype {array.dtype}")
+    return finite(argument.removesuffix(":"), array.astype(np.float64))
 
 
 def fraction(argument: str, value: object) -> float:

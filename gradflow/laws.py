@@ -66,12 +66,15 @@ def _extras() -> tuple[Callable[..., tuple], Callable[..., tuple]]:
     return to_jax(symbolic.SYMBOLS, symbolic.response()), to_jax(symbolic.SYMBOLS, symbolic.outermost_norm())
 
 
-def _recursion(case: Case, moments: Rows) -> tuple[Rows, jax.Array]:
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _recursion(
+    output_norm: bool, final: bool, moments: Rows, alpha: jax.Array, d: float, centred: float
+) -> tuple[Rows, jax.Array]:
     """Forward for the stream, backward for the gradient's share along it; all terms, and (Q, M, v_Q) at the end."""
-    law, columns, alpha = _sublayer_law(case.output_norm), tuple(moments.values()), jnp.asarray(case.alpha)
+    law, columns = _sublayer_law(output_norm), tuple(moments[name] for name in symbolic.MOMENTS)
 
     def terms_at(row: tuple, a: jax.Array, state: Sequence[Any], radial: Any) -> Rows:
-        return dict(zip(_NAMES, law(*row, a, case.d, case.centred, *state, radial), strict=True))
+        return dict(zip(_NAMES, law(*row, a, d, centred, *state, radial), strict=True))
 
     def forward(state: tuple, inputs: tuple) -> tuple[tuple, tuple]:
         row, a = inputs
@@ -84,7 +87,7 @@ def _recursion(case: Case, moments: Rows) -> tuple[Rows, jax.Array]:
 
     start = (jnp.ones(()), jnp.zeros(()), jnp.zeros(()))
     last, states = jax.lax.scan(forward, start, (columns, alpha))
-    first = jnp.asarray(0.0 if case.final else 1.0)  # a final norm leaves nothing along x
+    first = jnp.asarray(0.0 if final else 1.0)  # a final norm leaves nothing along x
     _, radial = jax.lax.scan(backward, first, (columns, alpha, states), reverse=True)
     terms = {k: jnp.broadcast_to(v, alpha.shape) for k, v in terms_at(columns, alpha, states, radial).items()}
     return terms | {"Q": states[0], "radial": radial}, jnp.stack(last)
@@ -102,20 +105,26 @@ def _pooled(case: Case, terms: Rows) -> tuple[jax.Array, jax.Array, jax.Array]:
     return shift_norm, shift - shift_norm, shared * (1 - over_tokens) + own * (1 - over_both)
 
 
+@jax.jit
+def _summed_response(tail: jax.Array, slope: jax.Array, alpha: jax.Array) -> jax.Array:
+    """What noise in the stream at each sub-layer does to all later log gains; one step on it is worth α²."""
+    return jax.lax.scan(lambda r, row: (row[0] + row[1] ** 2 * r, r), tail, (slope, alpha), reverse=True)[1]
+
+
 def _stream_noise(case: Case, moments: Rows, terms: Rows, last: jax.Array) -> jax.Array:
     """Variance from the growing stream of an input-norm scheme: noise at one sub-layer moves every later gain."""
     states = (terms["Q"], jnp.zeros(()), jnp.zeros(()), terms["radial"])
     alpha = jnp.asarray(case.alpha)
     slope, noise, overlap = _extras()[0](*moments.values(), alpha, case.d, case.centred, *states)
     tail = -1 / last[0] if case.final else jnp.zeros(())
-    _, lag = jax.lax.scan(lambda r, row: (row[0] + row[1] ** 2 * r, r), tail, (slope, alpha), reverse=True)
+    lag = _summed_response(tail, slope, alpha)
     return (lag**2 * noise + 2 * lag * overlap) / case.tokens
 
 
 def _curve(case: Case, frozen: bool) -> dict[str, np.ndarray]:
     """Rows of one vector: the gradient, or the trunk where F is frozen; ``sd`` is that of the cumulative log gain."""
     moments = case.moments(frozen)
-    terms, last = _recursion(case, moments)
+    terms, last = _recursion(case.output_norm, case.final, moments, jnp.asarray(case.alpha), case.d, case.centred)
     shift_norm, shift_branch, variance = _pooled(case, terms)
     outside = _extras()[1](*[0.0] * len(symbolic.MOMENTS), 0.0, case.d, case.centred, *last, 0.0)
     log_outer, *isotropic = map(jnp.asarray, outside)

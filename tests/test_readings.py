@@ -94,7 +94,7 @@ def test_alignment_reading_goes_as_deep_as_rounding_allows_and_no_deeper(branch,
     options = dict(d=16, reading="alignment", branch=branch, norm=norm, seeds=1)
     r = gradflow.contraction(depth=100, **options)
     np.testing.assert_allclose(r.log_trunk, 100 * np.log(0.8), rtol=1e-6)
-    with pytest.raises(ValueError, match="^depth: at most 120 here"):
+    with pytest.raises(ValueError, match=r"^depth: at most 120 here"):
         gradflow.contraction(depth=121, **options)
 
 
