@@ -22,6 +22,7 @@ from gradflow.stack import Stack
 from gradflow.symbolic import readings
 
 Progress = Callable[[int, int], None]
+LawEnds = tuple[Profile | None, Interval | None, Interval | None, Interval | None]
 LARGEST_PRODUCT = 2 * 2**30  # bytes of one basis (tokens, d, d)
 
 
@@ -119,7 +120,8 @@ def contraction(
         return ContractionSweep(tuple(contraction(each, progress=progress, **rest) for each in depths))  # type: ignore[arg-type]
     case = _Case.checked(**{k: v for k, v in locals().items() if k not in ("activations", "progress")})
     with precision.scope(case.stack.dtype):
-        return case.result(case.run(progress))
+        law = case.law()  # first: a scheme without a law is refused before anything is measured
+        return case.result(case.run(progress), law)
 
 
 @dataclass(frozen=True)
@@ -215,7 +217,7 @@ class _Case:
                 progress(i + 1, self.seeds)
         return done
 
-    def result(self, done: list[Measurement]) -> Contraction:
+    def result(self, done: list[Measurement], law_ends: LawEnds) -> Contraction:
         """Assemble the answer."""
         stack = self.stack
         rows = {name: np.stack([one.rows[name] for one in done]) for name in done[0].rows}
@@ -223,7 +225,7 @@ class _Case:
             rows, laws.labels(stack.sublayers, stack.final_norm), self.settings() | {"what": "measured"}
         )
         cotangents.refuse_null(profile, stack.dtype)
-        law_profile, trunk_law, law, rms_law = self.law()
+        law_profile, trunk_law, law, rms_law = law_ends
         if self.probes is None:
             log2 = np.array([one.exponent for one in done]) * math.log(2)
             values = np.array([one.singular_values for one in done])
@@ -272,7 +274,7 @@ class _Case:
             "device": jax.default_backend(),
         }
 
-    def law(self) -> tuple[Profile | None, Interval | None, Interval | None, Interval | None]:
+    def law(self) -> LawEnds:
         """The law's profile, and its end-to-end trunk, exact and rms gains."""
         stack = self.stack
         if self.reading == "alignment":

@@ -188,7 +188,9 @@ def law(
     final_norm : bool
         Whether a norm follows the last sub-layer.
     tokens, probes
-        Independent tokens and cotangents that are pooled; ``math.inf`` probes give the rms gain over all directions.
+        Independent tokens and cotangents that are pooled; ``math.inf`` probes give the rms gain over all directions. For
+        several tokens the spread is a lower bound where E φ ≠ 0 (ReLU, GELU, SiLU): the part of f that all tokens share
+        does not average out (seen: 1.2 times for 4 GELU tokens, 1.5 on the trunk for 8). The typical values hold.
 
     Returns
     -------
@@ -242,13 +244,15 @@ def _profile(
     local = exact["projection"] * exact["norm"] * exact["skip"]
     bound = trunk["projection"] * trunk["norm"] * trunk["skip"]
     curves = {"exact": local * exact["branch"], "trunk": bound, "local": local, "bound": bound}
+    # tiny, not 0, where a shrinking stream underflows: its cosine is 0 then
+    skip_power = np.maximum(exact["alpha"] ** 2 * exact["Q"], np.finfo(float).tiny)
     figures = {
         "affine": np.ones_like(local),
         **{name: exact[name] for name in ("projection", "norm", "skip", "branch")},
         "net": curves["exact"],
         "stream_rms": np.sqrt(exact["Q"]),
         "branch_rms": np.sqrt(exact["q"]),
-        "stream_cosine": exact["alpha"] * np.sqrt(exact["Q"] / (exact["alpha"] ** 2 * exact["Q"] + exact["q"])),
+        "stream_cosine": np.sign(exact["alpha"]) / np.sqrt(1 + exact["q"] / skip_power),
         "alignment": np.sqrt(exact["aligned"]),
         "mean_component": np.sqrt(exact["along_mean"]),
         "trunk_projection": trunk["projection"],

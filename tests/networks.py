@@ -3,6 +3,7 @@
 import functools
 
 import jax
+import jax.numpy as jnp
 import oracle
 
 from gradflow.branches import BRANCHES
