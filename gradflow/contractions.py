@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradflow.factors import Profile, plain
-from gradflow.intervals import Interval, loss_per_layer, over_seeds
+from gradflow.intervals import Interval, exp, loss_per_layer, over_seeds
 
 
 @dataclass(frozen=True, repr=False)
@@ -74,27 +74,27 @@ class Contraction:
     @property
     def trunk(self) -> np.ndarray:
         """End-to-end gain of the cotangent with F = 0, (seeds,)."""
-        return np.exp(self.log_trunk)
+        return exp(self.log_trunk)
 
     @property
     def exact(self) -> np.ndarray | None:
         """End-to-end gain of the cotangent through the true product, (seeds,)."""
-        return None if self.log_exact is None else np.exp(self.log_exact)
+        return None if self.log_exact is None else exp(self.log_exact)
 
     @property
     def bound(self) -> np.ndarray:
         """The article's product with the measured c_j, (seeds,)."""
-        return np.exp(self.log_bound)
+        return exp(self.log_bound)
 
     @property
     def rms_gain(self) -> np.ndarray:
         """‖J‖_F/√(tokens·d), (seeds,)."""
-        return np.exp(self.log_rms_gain)
+        return exp(self.log_rms_gain)
 
     @property
     def singular_values(self) -> np.ndarray | None:
         """Singular values of the whole-depth product, descending, (seeds, tokens·d)."""
-        return None if self.log_singular_values is None else np.exp(self.log_singular_values)
+        return None if self.log_singular_values is None else exp(self.log_singular_values)
 
     @property
     def c_trunk(self) -> Interval:

@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradflow.intervals import exp
+
 FACTORS = ("affine", "projection", "norm", "skip", "branch")
 CURVES = ("exact", "trunk", "local", "bound")
 
@@ -87,22 +89,22 @@ class Profile:
     @property
     def exact(self) -> np.ndarray:
         """Cumulative gain of the true gradient, (seeds, S + 1)."""
-        return np.exp(self.log_exact)
+        return exp(self.log_exact)
 
     @property
     def trunk(self) -> np.ndarray:
         """Cumulative gain with F = 0, (seeds, S + 1)."""
-        return np.exp(self.log_trunk)
+        return exp(self.log_trunk)
 
     @property
     def local(self) -> np.ndarray:
         """Cumulative affine·projection·norm·skip along the true gradient, (seeds, S + 1)."""
-        return np.exp(self.log_local)
+        return exp(self.log_local)
 
     @property
     def bound(self) -> np.ndarray:
         """The article's ∏ (1/‖u‖)(1 − c), (seeds, S + 1)."""
-        return np.exp(self.log_bound)
+        return exp(self.log_bound)
 
     def summary(self, name: str) -> Summary:
         """Summarise a figure over seeds.

@@ -37,9 +37,15 @@ def over_seeds(logs: np.ndarray, level: float = 0.95) -> Interval:
     return Interval(mean, mean - half, mean + half, f"{level:.0%} interval of the mean over {n} seeds")
 
 
+def exp(logs: np.ndarray | float) -> np.ndarray:
+    """The gain of a log gain; inf beyond the range of float64, without a warning: the log is there too."""
+    with np.errstate(over="ignore"):
+        return np.exp(logs)
+
+
 def gain_of(log: Interval) -> Interval:
     """exp of a log-gain interval."""
-    return Interval(float(np.exp(log.value)), float(np.exp(log.low)), float(np.exp(log.high)), log.of)
+    return Interval(float(exp(log.value)), float(exp(log.low)), float(exp(log.high)), log.of)
 
 
 def loss_per_layer(log: Interval, layers: int) -> Interval:

@@ -245,7 +245,8 @@ def _profile(
     bound = trunk["projection"] * trunk["norm"] * trunk["skip"]
     curves = {"exact": local * exact["branch"], "trunk": bound, "local": local, "bound": bound}
     # tiny, not 0, where a shrinking stream underflows: its cosine is 0 then
-    skip_power = np.maximum(exact["alpha"] ** 2 * exact["Q"], np.finfo(float).tiny)
+    with np.errstate(over="ignore"):
+        skip_power = np.maximum(exact["alpha"] ** 2 * exact["Q"], np.finfo(float).tiny)
     figures = {
         "affine": np.ones_like(local),
         **{name: exact[name] for name in ("projection", "norm", "skip", "branch")},
