@@ -69,7 +69,7 @@ class Contraction:
     @property
     def recorded(self) -> bool:
         """Whether the answer comes from recorded activations, where only the trunk is known."""
-        return bool(np.isnan(self.profile.log_exact).any())
+        return self.profile.settings.get("what") == "recorded"
 
     @property
     def trunk(self) -> np.ndarray:

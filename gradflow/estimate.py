@@ -224,6 +224,8 @@ class _Case:
         profile = Profile.from_rows(
             rows, laws.labels(stack.sublayers, stack.final_norm), self.settings() | {"what": "measured"}
         )
+        if not np.isfinite(profile.stream_rms).all():  # type: ignore[arg-type]
+            raise ValueError(f"depth: the stream grows beyond the range of {stack.dtype}; use fewer layers, or float64")
         cotangents.refuse_null(profile, stack.dtype)
         law_profile, trunk_law, law, rms_law = law_ends
         if self.probes is None:
