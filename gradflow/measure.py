@@ -8,12 +8,10 @@ from jaxtyping import Array, Float
 
 from gradflow import precision
 from gradflow.flow import Rows, flow
-from gradflow.norms import NORMS
+from gradflow.norms import BY_NAME
 from gradflow.planar import planar
 from gradflow.product import identity, spectrum_of
 from gradflow.stack import Drawn, Stack
-
-_ROWS = {row.name: row for row in NORMS}
 
 
 class Measurement(NamedTuple):
@@ -64,7 +62,7 @@ def measure(
     k_input, k_weights, k_cotangent = jax.random.split(seed, 3)
     cotangents = precision.normal(k_cotangent, (probes, tokens, stack.d), stack.dtype)
     if cosine is None:
-        unit = _ROWS[stack.norm].init(stack.d, 0.0, stack.dtype)  # a stream as any norm would hand it over: rms 1
+        unit = BY_NAME[stack.norm].init(stack.d, 0.0, stack.dtype)  # a stream as any norm would hand it over: rms 1
         x, weights = unit(precision.normal(k_input, (tokens, stack.d), stack.dtype)), Drawn(k_weights)
     else:
         weights, x, in_plane = planar(stack, k_weights, cosine)

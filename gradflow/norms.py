@@ -210,3 +210,4 @@ RMSNormOutside = NormRow(
 UnitNorm = NormRow("unit", "γ ⊙ x/‖x‖ + b", "the bare projection (I − ûûᵀ)/‖u‖")
 
 NORMS = (LayerNorm, RMSNorm, RMSNormOutside, UnitNorm)
+BY_NAME = {row.name: row for row in NORMS}

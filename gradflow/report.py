@@ -14,6 +14,7 @@ from rich.text import Text
 from gradflow.contractions import Contraction, ContractionSweep
 from gradflow.factors import FACTORS, Profile
 from gradflow.intervals import Interval, gain_of, over_seeds
+from gradflow.verdicts import per_layer
 
 WIDTH = 100
 ROWS_SHOWN = 12
@@ -135,8 +136,7 @@ def _cell(profile: Profile, column: str) -> str:
         return "–"
     if figure in ("alignment", "stream_cosine"):  # cosines may vanish: quadratic mean, not geometric
         return number(float(np.sqrt(np.mean(values**2))))
-    with np.errstate(divide="ignore"):
-        return f"{np.exp(np.mean(np.log(values))):.5f}"
+    return f"{per_layer(profile, figure):.5f}"
 
 
 def _spectrum_line(r: Contraction) -> Text:
@@ -149,12 +149,11 @@ def _spectrum_line(r: Contraction) -> Text:
 
 def sweep(s: ContractionSweep) -> Group:
     """One row a depth."""
-    recordless = [r for r in s if r.log_exact is not None]
     table = _table(
         "Gradient gain, output to input, against depth",
         ("L", "(1 − c)^L", "bound", "trunk law", "trunk", "exact law", "exact", "95 % of the mean"),
     )
-    for r in recordless:
+    for r in s:
         mean = {name: gain_of(over_seeds(getattr(r, f"log_{name}"))) for name in ("bound", "trunk", "exact")}
         laws = (r.trunk_law and r.trunk_law.value, r.law and r.law.value)
         table.add_row(

@@ -16,11 +16,10 @@ from jaxtyping import Array, Float, Int
 from gradflow import checks, precision
 from gradflow.branches import Branch, Params, branch_of
 from gradflow.jacobian import SublayerJacobian, push_norm
-from gradflow.norms import NORMS, Norm
+from gradflow.norms import BY_NAME, Norm
 from gradflow.schemes import Scheme, scheme_of
 
 State = Float[Array, "tokens d"]
-_ROWS = {row.name: row for row in NORMS}
 
 
 class Weights(Protocol):
@@ -136,7 +135,7 @@ class Stack:
             raise ValueError("block: needs at least one branch")
         stack = cls(scheme_of(scheme), tuple(map(branch_of, block)), depth, d, **options)
         checks.integer("depth", depth, 1)
-        checks.one_of("norm", stack.norm, _ROWS)
+        checks.one_of("norm", stack.norm, BY_NAME)
         if stack.norm == "layernorm":
             checks.integer("d", d, 3, "LayerNorm's Jacobian has rank d − 2 as ε → 0: none is left at d = 2")
         checks.integer("d", d, 2)
@@ -153,7 +152,7 @@ class Stack:
     @property
     def layer(self) -> Norm:
         """The unit-gain norm layer that fills a slot."""
-        return _ROWS[self.norm].init(self.d, self.eps, self.dtype)
+        return BY_NAME[self.norm].init(self.d, self.eps, self.dtype)
 
     def multipliers(self) -> tuple[np.ndarray, np.ndarray]:
         """α and β, each of shape (depth, len(block))."""

@@ -137,7 +137,7 @@ def contraction(
             {name: v[None] for name, v in rows.items()}, laws.labels(S, False), settings | {"what": "recorded"}
         )
         refuse_null(profile, settings["dtype"])
-        log_values, log_rms = None, None
+        log_values = None
         if probes is None:
             values, exponents = map(np.asarray, singular_values(row, record.eps, u, gain))
             logs = safe_log(values) + exponents[:, None] * math.log(2)
