@@ -1,7 +1,8 @@
 """Branches f of a residual sub-layer: parameters, value, exact Jacobian push, and the moments that the law needs.
 
-A branch acts on one token, a vector (d,); the stack maps it over tokens. All weights are iid zero-mean Gaussians at unit gain
-(Var W = 1/fan_in); ``gain`` multiplies the last matrix, so that q_f and χ_f carry gain².
+A branch acts on the whole state (tokens, d); most act on each token by itself, attention mixes them. Weights are drawn as iid
+zero-mean Gaussians at unit gain (Var W = 1/fan_in); ``gain`` multiplies the last matrix, so that q_f and χ_f carry gain².
+Given weights may bring a bias ``b_*`` beside each matrix ``w_*``, and attention a ``mask`` over keys.
 """
 
 import functools
@@ -19,15 +20,17 @@ from gradflow import checks, precision
 from gradflow.numeric import to_jax
 from gradflow.symbolic import moments as symbolic
 
-Vector = Float[Array, " d"]
+State = Float[Array, "tokens d"]
+Basis = Float[Array, "tokens d k"]
 Params = dict[str, Array]
 
 
 class Branch(Protocol):
     """What a stack needs of a branch; implementations are frozen (hashable) dataclasses.
 
-    ``push(params, x, basis)`` is F(x) @ basis for a basis of shape (d, k), equivalent to
-    ``jax.jacfwd(functools.partial(branch.apply, params))(x) @ basis``.
+    ``push(params, x, basis)`` is F(x) applied to each of k directions in the state, (tokens, d, k). Where a branch is
+    ``tokenwise`` F is block-diagonal, and one basis of k = d serves all tokens at once. A branch whose matrices go through
+    `linear` may list their names as ``matrices``; then the norms of their gradients can be asked for.
     """
 
     @property
@@ -40,16 +43,21 @@ class Branch(Protocol):
         """The name that `branch_of` knows it by."""
         ...
 
+    @property
+    def tokenwise(self) -> bool:
+        """Whether each token's output depends on that token alone."""
+        ...
+
     def init(self, key: Array, d: int, dtype: Any) -> Params:
         """Draw weights for width ``d``."""
         ...
 
-    def apply(self, params: Params, x: Vector) -> Vector:
-        """``f(x)`` for one token."""
+    def apply(self, params: Params, x: State) -> State:
+        """``f(x)``."""
         ...
 
-    def push(self, params: Params, x: Vector, basis: Float[Array, "d k"]) -> Float[Array, "d k"]:
-        """``F(x) @ basis``."""
+    def push(self, params: Params, x: State, basis: Basis) -> Basis:
+        """``F(x)`` on every direction."""
         ...
 
     def moments(self) -> symbolic.BranchMoments:
@@ -57,13 +65,38 @@ class Branch(Protocol):
         ...
 
 
-def _gaussian(key: Array, shape: tuple[int, ...], std: float, dtype: Any) -> Array:
+def gaussian(key: Array, shape: tuple[int, ...], std: float, dtype: Any) -> Array:
+    """Weights ~ N(0, std²)."""
     return std * precision.normal(key, shape, dtype)
 
 
-def _matvec(matrix: Float[Array, "n k"], x: Float[Array, " k"]) -> Float[Array, " n"]:
+def linear(params: Params, name: str, x: Float[Array, "tokens k"]) -> Float[Array, "tokens n"]:
+    """``W x + b`` for every token; W is ``params["wNAME"]``, (n, k), and b, where there is one, ``params["bNAME"]``, (n,)."""
+    matrix, bias, note = params[f"w{name}"], params.get(f"b{name}"), params.get(f"note{name}")
+    out = _times(matrix, x) if note is None else _watched(matrix, x, note)
+    return out if bias is None else out + bias
+
+
+def _times(matrix: Float[Array, "n k"], x: Float[Array, "tokens k"]) -> Float[Array, "tokens n"]:
     # dot_general, not x @ W.T: a differentiated scan would stack the transposed weights as residuals
-    return jax.lax.dot_general(matrix, x, (((1,), (0,)), ((), ())))
+    return jax.lax.dot_general(x, matrix, (((1,), (1,)), ((), ())))
+
+
+@jax.custom_vjp
+def _watched(matrix: Float[Array, "n k"], x: Float[Array, "tokens k"], note: Array) -> Float[Array, "tokens n"]:
+    """``x Wᵀ``; on the way back ``note``'s gradient is ‖dL/dW‖ and ``matrix`` gets none."""
+    return _times(matrix, x)
+
+
+def _watched_back(residuals: tuple[Array, Array], g: Float[Array, "tokens n"]) -> tuple[None, Array, Array]:
+    matrix, x = residuals
+    (tokens, n), k = g.shape, x.shape[1]
+    gram = tokens * (n + k) < n * k  # ‖GᵀX‖² = ⟨GGᵀ, XXᵀ⟩, where that is cheaper than forming GᵀX
+    power = jnp.sum((g @ g.T) * (x @ x.T)) if gram else jnp.sum((g.T @ x) ** 2)
+    return None, g @ matrix, jnp.sqrt(jnp.maximum(power, 0))
+
+
+_watched.defvjp(lambda matrix, x, note: (_times(matrix, x), (matrix, x)), _watched_back)
 
 
 @dataclass(frozen=True)
@@ -72,16 +105,18 @@ class Linear:
 
     gain: float = 1.0
     name = "linear"
+    tokenwise = True
+    matrices = ("",)
 
     def init(self, key: Array, d: int, dtype: Any) -> Params:
         """W of shape (d, d)."""
-        return {"w": _gaussian(key, (d, d), self.gain / math.sqrt(d), dtype)}
+        return {"w": gaussian(key, (d, d), self.gain / math.sqrt(d), dtype)}
 
-    def apply(self, params: Params, x: Vector) -> Vector:
+    def apply(self, params: Params, x: State) -> State:
         """``W x``."""
-        return _matvec(params["w"], x)
+        return linear(params, "", x)
 
-    def push(self, params: Params, x: Vector, basis: Float[Array, "d k"]) -> Float[Array, "d k"]:
+    def push(self, params: Params, x: State, basis: Basis) -> Basis:
         """``W @ basis``."""
         return params["w"] @ basis
 
@@ -96,16 +131,18 @@ class Bias:
 
     gain: float = 1.0
     name = "bias"
+    tokenwise = True
+    matrices = ()
 
     def init(self, key: Array, d: int, dtype: Any) -> Params:
         """b of shape (d,)."""
-        return {"b": _gaussian(key, (d,), self.gain, dtype)}
+        return {"b": gaussian(key, (d,), self.gain, dtype)}
 
-    def apply(self, params: Params, x: Vector) -> Vector:
-        """``b``; the zero keeps b's dependence on the batch axis of x."""
+    def apply(self, params: Params, x: State) -> State:
+        """``b`` at every token."""
         return params["b"] + jnp.zeros_like(x)
 
-    def push(self, params: Params, x: Vector, basis: Float[Array, "d k"]) -> Float[Array, "d k"]:
+    def push(self, params: Params, x: State, basis: Basis) -> Basis:
         """Zero: a constant has no Jacobian."""
         return jnp.zeros_like(basis)
 
@@ -122,7 +159,7 @@ def _activation(phi: sympy.Expr) -> tuple[Callable[[Array], Array], Callable[[Ar
 
 @dataclass(frozen=True)
 class MLP:
-    """f(x) = W₂ φ(W₁ x) with hidden width ``ratio``·d, W₁ ~ N(0, 1/d), W₂ ~ N(0, gain²/(ratio·d)).
+    """f(x) = W₂ φ(W₁ x + b₁) + b₂ with hidden width ``ratio``·d, W₁ ~ N(0, 1/d), W₂ ~ N(0, gain²/(ratio·d)), drawn without b.
 
     Attributes
     ----------
@@ -133,6 +170,8 @@ class MLP:
     activation: str | sympy.Expr = "relu"
     ratio: int = 4
     gain: float = 1.0
+    tokenwise = True
+    matrices = ("_in", "_out")
 
     def __post_init__(self) -> None:
         if not isinstance(self.activation, sympy.Expr):
@@ -158,38 +197,123 @@ class MLP:
         first, last = jax.random.split(key)
         m = self.ratio * d
         return {
-            "w_in": _gaussian(first, (m, d), 1 / math.sqrt(d), dtype),
-            "w_out": _gaussian(last, (d, m), self.gain / math.sqrt(m), dtype),
+            "w_in": gaussian(first, (m, d), 1 / math.sqrt(d), dtype),
+            "w_out": gaussian(last, (d, m), self.gain / math.sqrt(m), dtype),
         }
 
-    def apply(self, params: Params, x: Vector) -> Vector:
-        """``W₂ φ(W₁ x)``."""
+    def apply(self, params: Params, x: State) -> State:
+        """``W₂ φ(W₁ x + b₁) + b₂``."""
         phi, _ = _activation(self.phi)
-        return _matvec(params["w_out"], phi(_matvec(params["w_in"], x)))
+        return linear(params, "_out", phi(linear(params, "_in", x)))
 
-    def push(self, params: Params, x: Vector, basis: Float[Array, "d k"]) -> Float[Array, "d k"]:
+    def push(self, params: Params, x: State, basis: Basis) -> Basis:
         """``(W₂ ∘ φ') W₁ @ basis``; F is formed first where that is the cheaper order (k ≥ d)."""
         _, slope = _activation(self.phi)
-        scaled = params["w_out"] * slope(_matvec(params["w_in"], x))
-        if basis.shape[1] >= x.size:
-            return (scaled @ params["w_in"]) @ basis
-        return scaled @ (params["w_in"] @ basis)
+        hidden = linear(params, "_in", x)
+        slopes = jnp.broadcast_to(slope(hidden), hidden.shape)  # φ' of a linear φ is one constant
+
+        def token(slopes: Float[Array, " m"], basis: Float[Array, "d k"]) -> Float[Array, "d k"]:
+            scaled = params["w_out"] * slopes
+            if basis.shape[1] >= x.shape[1]:
+                return (scaled @ params["w_in"]) @ basis
+            return scaled @ (params["w_in"] @ basis)
+
+        return jax.vmap(token)(slopes, basis)
 
     def moments(self) -> symbolic.BranchMoments:
         """q_f = gain² E φ², χ_f = gain² E φ'²."""
         return symbolic.mlp_moments(self.phi, float(self.ratio)).scaled(self.gain**2)
 
 
+@dataclass(frozen=True)
+class Attention:
+    """Multi-head self-attention, f(x) = W_O concat_h softmax(QKᵀ/√(d/heads)) V, without dropout.
+
+    Attributes
+    ----------
+    heads : int or None
+        Must divide d; ``None`` is 8 where that divides d, else the largest of 4, 2, 1 that does.
+    causal : bool
+        Whether a token sees itself and earlier tokens only.
+    gain : float
+        On W_O.
+    """
+
+    heads: int | None = None
+    causal: bool = False
+    gain: float = 1.0
+    tokenwise = False
+    matrices = ("_q", "_k", "_v", "_o")
+
+    def __post_init__(self) -> None:
+        if self.heads is not None:
+            checks.integer("heads", self.heads, 1)
+
+    @property
+    def name(self) -> str:
+        """``attention`` or ``attention:causal``."""
+        return "attention:causal" if self.causal else "attention"
+
+    def heads_of(self, d: int) -> int:
+        """Number of heads at width ``d``.
+
+        Raises
+        ------
+        ValueError
+            If ``heads`` does not divide ``d``.
+        """
+        heads = self.heads or math.gcd(d, 8)
+        if d % heads:
+            raise ValueError(f"heads: {heads} heads do not divide d={d}")
+        return heads
+
+    def init(self, key: Array, d: int, dtype: Any) -> Params:
+        """W_Q, W_K, W_V, W_O, each (d, d)."""
+        self.heads_of(d)
+        names = ("w_q", "w_k", "w_v", "w_o")
+        gains = (1.0, 1.0, 1.0, self.gain)
+        keys = jax.random.split(key, len(names))
+        return {n: gaussian(k, (d, d), g / math.sqrt(d), dtype) for n, k, g in zip(names, keys, gains, strict=True)}
+
+    def apply(self, params: Params, x: State) -> State:
+        """``f(x)``; ``params["mask"]`` (tokens,) is False at keys that nobody may attend to."""
+        tokens, d = x.shape
+        heads = self.heads_of(d)
+
+        def split(name: str) -> Float[Array, "heads tokens k"]:
+            return linear(params, name, x).reshape(tokens, heads, d // heads).swapaxes(0, 1)
+
+        q, k, v = (split(name) for name in ("_q", "_k", "_v"))
+        logits = jnp.einsum("hik,hjk->hij", q, k) / math.sqrt(d // heads)
+        seen = jnp.tri(tokens, dtype=bool) if self.causal else None
+        if "mask" in params:
+            seen = params["mask"] if seen is None else seen & params["mask"]
+        if seen is not None:  # the least finite number, not −inf: a row that sees nothing stays finite
+            logits = jnp.where(seen, logits, jnp.finfo(logits.dtype).min)
+        mixed = jnp.einsum("hij,hjk->ihk", jax.nn.softmax(logits), v)
+        return linear(params, "_o", mixed.reshape(tokens, d))
+
+    def push(self, params: Params, x: State, basis: Basis) -> Basis:
+        """``F`` by one linearisation, mapped over directions."""
+        _, tangent = jax.linearize(functools.partial(self.apply, params), x)
+        return jax.vmap(tangent, -1, -1)(basis)
+
+    def moments(self) -> symbolic.BranchMoments:
+        """No law yet: attention mixes tokens, so that q_f and χ_f depend on their cosines."""
+        raise ValueError(f"branch: the depth law of {self.name!r} is not derived; gradflow.profile measures it")
+
+
 BRANCHES: dict[str, Branch] = {
     "linear": Linear(),
     "bias": Bias(),
     **{f"mlp:{name}": MLP(name) for name in symbolic.ACTIVATIONS},
+    **{branch.name: branch for branch in (Attention(), Attention(causal=True))},
 }
 
 
 def branch_of(spec: str | Branch) -> Branch:
     """Return the branch that a name stands for; a branch object is returned as it is."""
-    if all(hasattr(spec, part) for part in ("name", "gain", "init", "apply", "push", "moments")):
+    if all(hasattr(spec, part) for part in ("name", "gain", "tokenwise", "init", "apply", "push", "moments")):
         return spec  # type: ignore[return-value]
     return BRANCHES[checks.one_of("branch", spec, BRANCHES)]
 

@@ -35,13 +35,15 @@ class Profile:
     skip : |α|
     branch : ‖(αI + βF…)ᵀ v‖/(|α|‖v‖), what the article leaves out; where α = 0 the branch's own gain
     net : the sub-layer's gain
-    stream_rms, branch_rms : rms of x as it enters, and of β·N_branch(f) as it is added
+    stream_rms, branch_rms, sum_rms : rms of x as it enters, of β·N_branch(f) as it is added, and of u
     stream_cosine : cos(x, u), u = αx + βf, mean over tokens: the article's premise
     alignment : cosine of the arriving gradient with û, pooled over tokens: what the projection really deletes
     mean_component : the same for the direction 1, which LayerNorm deletes too
     token_cosine, gradient_cosine : mean cosine of two tokens of x, and of their gradients; NaN for one token
     trunk_projection, trunk_alignment : projection and alignment along the trunk vector
     radius_gain : 1/‖u‖, rms over tokens
+    branch_return : ‖(βF…)ᵀ v‖/‖v‖, the part of the gradient that comes back through the branch
+    weight_grad : ‖dLoss/dW‖ over a sub-layer's matrices, in units of the loss; only where asked for
     branch_in_*, branch_out_* : affine, projection, norm of the norms inside the branch; reported beside, not multiplied in
     degenerate : tokens whose u has no variance, so that its direction is undefined
     log_exact, log_trunk, log_local, log_bound : (seeds, S + 1)
@@ -67,6 +69,7 @@ class Profile:
     log_bound: np.ndarray
     stream_rms: np.ndarray | None = None
     branch_rms: np.ndarray | None = None
+    sum_rms: np.ndarray | None = None
     stream_cosine: np.ndarray | None = None
     alignment: np.ndarray | None = None
     mean_component: np.ndarray | None = None
@@ -75,6 +78,8 @@ class Profile:
     trunk_projection: np.ndarray | None = None
     trunk_alignment: np.ndarray | None = None
     radius_gain: np.ndarray | None = None
+    branch_return: np.ndarray | None = None
+    weight_grad: np.ndarray | None = None
     branch_in_affine: np.ndarray | None = None
     branch_in_projection: np.ndarray | None = None
     branch_in_norm: np.ndarray | None = None
@@ -153,16 +158,16 @@ class Profile:
         return plots.save(plots.profile(self), path)
 
     def __str__(self) -> str:
-        from gradflow import report
+        from gradflow import profile_report, report
 
-        return report.text(report.profile_table(self))
+        return report.text(profile_report.profile(self))
 
     __repr__ = __str__
 
     def _repr_html_(self) -> str:
-        from gradflow import report
+        from gradflow import profile_report, report
 
-        return report.html(report.profile_table(self), figure=self.plot())
+        return report.html(profile_report.profile(self), figure=self.plot())
 
 
 def safe_log(gains: np.ndarray) -> np.ndarray:

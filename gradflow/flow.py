@@ -5,18 +5,19 @@ each sub-layer and only ratios are kept, so nothing under- or overflows at any d
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from gradflow.jacobian import SublayerJacobian, frobenius
 from gradflow.norms import NormJacobian
 from gradflow.stack import Stack, Trajectory, Weights
 
 Cotangents = Float[Array, "probes tokens d"]
-Rows = dict[str, Array]
+Rows = dict[str, Any]  # figures by name: Array
+Real = Bool[Array, " tokens"] | None  # False at padding, which no forward figure may count
 
 
 class Passage(NamedTuple):
@@ -41,7 +42,7 @@ def through(jacobian: NormJacobian | None, g: Cotangents) -> Passage:
     if jacobian is None:
         return Passage(g, one, one, one, zero, zero)
     h = g * jacobian.gain
-    tangent = jax.vmap(jax.vmap(lambda j, v: j.tangent(v)), in_axes=(None, 0))(jacobian, h)
+    tangent = jacobian.tangent(h)
     out = tangent * jacobian.scale[:, None]
     width = g.shape[-1] ** 0.5
     along = jnp.sum(h * jacobian.direction, -1) / width
@@ -62,64 +63,117 @@ def normalised(g: Cotangents) -> Cotangents:
     return ratio(g, frobenius(g))
 
 
-def token_cosine(state: Array) -> Array:
+def kept(state: Array, real: Real) -> tuple[Array, Array]:
+    """The state with padding set to zero, and the number of its real tokens."""
+    if real is None:
+        return state, jnp.asarray(state.shape[-2], state.dtype)
+    return jnp.where(real[:, None], state, 0), jnp.sum(real, dtype=state.dtype)
+
+
+def token_cosine(state: Array, real: Real = None) -> Array:
     """Mean inner product of two different tokens over the mean square: (‖Σx‖² − Σ‖x‖²)/((T − 1) Σ‖x‖²)."""
-    tokens = state.shape[-2]
-    if tokens == 1:
-        return jnp.full((), jnp.nan, state.dtype)
+    state, tokens = kept(state, real)
     own = frobenius(state) ** 2
-    return ratio(frobenius(state.sum(-2)) ** 2 - own, (tokens - 1) * own)
+    cosine = ratio(frobenius(state.sum(-2)) ** 2 - own, (tokens - 1) * own)
+    return jnp.where(tokens > 1, cosine, jnp.nan)
 
 
-def radius_gain(jacobian: NormJacobian | None, dtype: jnp.dtype) -> Array:
-    """1/‖u‖ as the article has it, rms over tokens: what a gradient spread evenly over tokens would pay."""
-    return jnp.ones((), dtype) if jacobian is None else frobenius(jacobian.scale) / jacobian.scale.size**0.5
+def rms(state: Array, real: Real = None) -> Array:
+    """Root mean square over the real tokens."""
+    state, tokens = kept(state, real)
+    return frobenius(state) / jnp.sqrt(tokens * state.shape[-1])
 
 
-def stream_cosine(x: Array, u: Array) -> Array:
+def stream_cosine(x: Array, u: Array, real: Real = None) -> Array:
     """cos(x, u), mean over tokens, so that one outlier token does not stand for all."""
     inner, sizes = jnp.sum(x * u, -1), [jnp.linalg.norm(v, axis=-1) for v in (x, u)]
-    return jnp.mean(ratio(inner, sizes[0] * sizes[1]))
+    cosines, tokens = kept(ratio(inner, sizes[0] * sizes[1])[:, None], real)
+    return jnp.sum(cosines) / tokens
 
 
-def norm_row(jacobian: NormJacobian | None, g: Cotangents, w: Cotangents) -> tuple[Passage, Passage, Rows]:
-    """Factors of a norm on the identity path, for the gradient ``g`` and the trunk vector ``w``."""
+def forward_figures(x: Array, u: Array, added: Array, real: Real = None) -> Rows:
+    """What the way forward says of a sub-layer."""
+    return {
+        "stream_rms": rms(x, real),
+        "branch_rms": rms(added, real),
+        "sum_rms": rms(u, real),
+        "stream_cosine": stream_cosine(x, u, real),
+        "token_cosine": token_cosine(x, real),
+    }
+
+
+def norm_row(
+    jacobian: NormJacobian | None, g: Cotangents, w: Cotangents, real: Real = None
+) -> tuple[Passage, Passage, Rows]:
+    """Factors of a norm on the identity path, for the gradient ``g`` and the trunk vector ``w``.
+
+    ``radius_gain`` is 1/‖u‖ as the article has it, rms over tokens: what a gradient spread evenly over tokens would pay.
+    """
     exact, trunk = through(jacobian, g), through(jacobian, w)
-    degenerate = jnp.zeros((), jnp.int32) if jacobian is None else jnp.sum(jacobian.degenerate, dtype=jnp.int32)
+    radius_gain, degenerate = jnp.ones((), g.dtype), jnp.zeros((), jnp.int32)
+    if jacobian is not None:
+        radius_gain = rms(jacobian.scale[..., None], real)
+        degenerate = jnp.sum(jacobian.degenerate & (True if real is None else real), dtype=jnp.int32)
     row = {name: getattr(exact, name) for name in Passage._fields[1:]}
     row |= {
         "trunk_projection": trunk.projection,
         "trunk_alignment": trunk.alignment,
         "trunk_norm_gain": trunk.affine * trunk.projection * trunk.norm,
-        "radius_gain": radius_gain(jacobian, g.dtype),
+        "radius_gain": radius_gain,
         "degenerate": degenerate,
-        "gradient_cosine": token_cosine(g),
+        "gradient_cosine": token_cosine(g, real),
     }
     return exact, trunk, row
 
 
-def backward(step: SublayerJacobian, g: Cotangents, w: Cotangents) -> tuple[Cotangents, Cotangents, Rows]:
+def sublayer_row(row: Rows, alpha: Array, arrived: Array, left: Array, back: Array, returned: Array) -> Rows:
+    """Complete a `norm_row` by skip, branch and net.
+
+    Parameters
+    ----------
+    arrived, left, back, returned : ()
+        Sizes of the gradient at the output, before the output norm, at the input, and of the branch's share of that.
+    """
+    # α = 0 (a pure branch) has no skip to be compared with: then the branch's own gain stands there.
+    skip = jnp.where(alpha == 0, 1, jnp.abs(alpha))
+    return row | {
+        "skip": skip,
+        "branch": ratio(back, skip * left),
+        "branch_return": ratio(returned, left),
+        "net": ratio(back, arrived),
+        "trunk_net": row.pop("trunk_norm_gain") * jnp.abs(alpha),
+    }
+
+
+def backward(
+    step: SublayerJacobian, g: Cotangents, w: Cotangents, real: Real = None
+) -> tuple[Cotangents, Cotangents, Rows]:
     """Carry gradient and trunk vector back through one sub-layer; returns both, normalised, and the factors."""
-    exact, trunk, row = norm_row(step.norm_out, g, w)
+    exact, trunk, row = norm_row(step.norm_out, g, w, real)
     after_branch = through(step.norm_branch, step.beta * exact.out)
     before_branch = through(step.norm_in, jax.vmap(step.branch_pullback())(after_branch.out))
     back = step.alpha * exact.out + before_branch.out
 
-    # α = 0 (a pure branch) has no skip to be compared with: then the branch's own gain stands there.
-    skip = jnp.where(step.alpha == 0, 1, jnp.abs(step.alpha))
-    row |= {
-        "skip": skip,
-        "branch": ratio(frobenius(back), skip * frobenius(exact.out)),
-        "net": ratio(frobenius(back), frobenius(g)),
-        "trunk_net": row.pop("trunk_norm_gain") * jnp.abs(step.alpha),
-        "stream_cosine": stream_cosine(step.x, step.u),
-        "token_cosine": token_cosine(step.x),
-    }
+    row = sublayer_row(row, step.alpha, *map(frobenius, (g, exact.out, back, before_branch.out)))
     for slot, passage in (("in", before_branch), ("out", after_branch)):
         row |= {f"branch_{slot}_{name}": getattr(passage, name) for name in Passage._fields[1:4]}
-    rms = step.x.size**0.5
-    row |= {"stream_rms": frobenius(step.x) / rms, "branch_rms": frobenius(step.added) / rms}
+    row |= forward_figures(step.x, step.u, step.added, real)
     return normalised(back), normalised(step.alpha * trunk.out), row
+
+
+def bare_row(row: Rows, x: Array, real: Real = None) -> Rows:
+    """Complete the `norm_row` of a norm that stands by itself and ``x`` enters: no branch beside it."""
+    last = dict.fromkeys(("stream_cosine", "skip", "branch"), 1.0) | {"branch_rms": 0.0, "branch_return": 0.0}
+    last |= {f"branch_{slot}_{name}": 1.0 for slot in ("in", "out") for name in Passage._fields[1:4]}
+    last |= {"stream_rms": rms(x, real), "sum_rms": rms(x, real), "token_cosine": token_cosine(x, real)}
+    return (
+        last | row | {"net": row["affine"] * row["projection"] * row["norm"], "trunk_net": row.pop("trunk_norm_gain")}
+    )
+
+
+def append(rows: Rows, row: Rows) -> Rows:
+    """Add one row at the output's end."""
+    return {name: jnp.append(leaf, jnp.asarray(row.get(name, 0), leaf.dtype)) for name, leaf in rows.items()}
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -137,35 +191,24 @@ def flow(stack: Stack, weights: Weights, trajectory: Trajectory, cotangents: Cot
     """
     assert trajectory.x is not None, "a trajectory without record has no states to sweep back through"
     g = w = normalised(cotangents)
-    tail: list[Rows] = []
+    real, last = weights.mask, None
     if stack.final_norm:
-        exact, trunk, row = norm_row(jax.vmap(stack.layer.jacobian)(trajectory.out), g, w)
-        tail.append(
-            row | {"net": exact.affine * exact.projection * exact.norm, "trunk_net": row.pop("trunk_norm_gain")}
-        )
+        exact, trunk, last = norm_row(weights.final(stack).jacobian(trajectory.out), g, w, real)
         g, w = normalised(exact.out), normalised(trunk.out)
 
     def block(carry: tuple[Cotangents, Cotangents], inputs: tuple) -> tuple[tuple, Rows]:
         g, w = carry
-        l, alphas, betas, xs = inputs
+        piece, alphas, betas, xs = inputs
         rows: list[Rows] = []
-        params = weights.at(stack, l)
+        layer = weights.layer(stack, piece)
         for k in reversed(range(len(stack.block))):
-            step = stack.sublayer(k, params[k], alphas[k], betas[k], xs[k])
-            g, w, row = backward(step, g, w)
+            step = stack.sublayer(layer, k, alphas[k], betas[k], xs[k])
+            g, w, row = backward(step, g, w, real)
             rows.insert(0, row)
         return (g, w), jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
 
     xs = trajectory.x.reshape(stack.depth, len(stack.block), *trajectory.x.shape[1:])
-    inputs = (jnp.arange(stack.depth), *stack.multipliers(), xs)
+    inputs = (weights.along_depth(stack), *stack.multipliers(), xs)
     _, rows = jax.lax.scan(block, (g, w), inputs, reverse=True)
     rows = {name: leaf.reshape(stack.sublayers) for name, leaf in rows.items()}
-    for row in tail:
-        rms = trajectory.out.size**0.5
-        row |= {"stream_rms": frobenius(trajectory.out) / rms, "token_cosine": token_cosine(trajectory.out)}
-        neutral = dict.fromkeys(("stream_cosine", "skip", "branch"), 1.0) | {"branch_rms": 0.0}
-        rows = {
-            name: jnp.append(leaf, jnp.asarray(row.get(name, neutral.get(name, 1.0)), leaf.dtype))
-            for name, leaf in rows.items()
-        }
-    return rows
+    return rows if last is None else append(rows, bare_row(last, trajectory.out, real))

@@ -3,6 +3,7 @@
 Derived in `gradflow.symbolic.residual`. An empty slot is ``None``. Nothing of size d × d is formed unless a basis is pushed.
 """
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -53,33 +54,31 @@ class SublayerJacobian:
         """Evaluate the sub-layer at ``x``; ``norms`` are those at the branch's input, its output, and the output."""
 
         def normed(norm: Norm | None, state: State) -> tuple[State, NormJacobian | None]:
-            return (state, None) if norm is None else (norm(state), jax.vmap(norm.jacobian)(state))
+            return (state, None) if norm is None else norm.at(state)
 
         fed, d_in = normed(norms[0], x)
-        f, d_branch = normed(norms[1], jax.vmap(lambda token: branch.apply(params, token))(fed))
+        f, d_branch = normed(norms[1], branch.apply(params, fed))
         added = beta * f
         u = alpha * x + added
         out, d_out = normed(norms[2], u)
         return cls(branch, params, alpha, beta, x, fed, u, added, out, d_in, d_branch, d_out)
 
     def push(self, basis: Float[Array, "tokens d k"]) -> Float[Array, "tokens d k"]:
-        """``J @ basis`` for every token (forward)."""
+        """``J`` on every direction of the basis (forward)."""
         inner = push_norm(self.norm_in, basis)
-        inner = jax.vmap(lambda token, b: self.branch.push(self.params, token, b))(self.fed, inner)
+        inner = self.branch.push(self.params, self.fed, inner)
         inner = push_norm(self.norm_branch, inner)
         return push_norm(self.norm_out, self.alpha * basis + self.beta * inner)
 
     def branch_pullback(self) -> Callable[[State], State]:
         """``c ↦ Fᵀ c`` at the point, by reverse mode through the branch alone."""
-        _, pull = jax.vjp(jax.vmap(lambda token: self.branch.apply(self.params, token)), self.fed)
+        _, pull = jax.vjp(functools.partial(self.branch.apply, self.params), self.fed)
         return lambda c: pull(c)[0]
 
 
 def push_norm(jacobian: NormJacobian | None, basis: Float[Array, "tokens d k"]) -> Float[Array, "tokens d k"]:
     """``DN @ basis`` for every token; an empty slot passes the basis on."""
-    if jacobian is None:
-        return basis
-    return jax.vmap(lambda j, b: jax.vmap(j.mv, 1, 1)(b))(jacobian, basis)
+    return basis if jacobian is None else jacobian.push(basis)
 
 
 def frobenius(state: Array) -> Array:

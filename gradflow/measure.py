@@ -73,5 +73,5 @@ def measure(
     rows = flow(stack, weights, trajectory, cotangents)
     if not whole:
         return Measurement(rows, None, None, None)
-    found = spectrum_of(trajectory)
+    found = spectrum_of(stack, trajectory)
     return Measurement(rows, found.singular_values, found.frobenius, found.exponent)

@@ -9,7 +9,7 @@ with the scalars ``A(r, ε)`` (scale) and ``κ(r, ε)`` (removed) read off SymPy
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import jax
@@ -20,12 +20,12 @@ from jaxtyping import Array, Bool, Float
 from gradflow import numeric, precision
 from gradflow.symbolic import norms as symbolic
 
-Vector = Float[Array, " d"]
-Scalar = Float[Array, ""]
+Vectors = Float[Array, "*batch d"]
+Scalars = Float[Array, " *batch"]
 
 
 @functools.lru_cache
-def _coefficients(row: str) -> Callable[..., tuple[Scalar, Scalar, Scalar]]:
+def _coefficients(row: str) -> Callable[..., tuple[Scalars, Scalars, Scalars]]:
     """(r, ε, d) → (A, κ, 1 − κ) as JAX code."""
     formula = symbolic.norm_formula(row)
     kept = sympy.factor(sympy.together(1 - formula.removed))  # one fraction: no cancellation when ε ≪ r²
@@ -38,22 +38,27 @@ def _wide(dtype: Any) -> Any:
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
 
 
-def _centre(x: Vector) -> Vector:
+def _mean(x: Vectors) -> Vectors:
+    """Mean of the last axis, which stays with length 1."""
+    return jnp.mean(x, -1, keepdims=True)
+
+
+def _centre(x: Vectors) -> Vectors:
     """``Px``; the second pass removes what rounding left of a mean much larger than the spread."""
-    once = x - jnp.mean(x)
-    return once - jnp.mean(once)
+    once = x - _mean(x)
+    return once - _mean(once)
 
 
-def _split(y: Vector) -> tuple[Scalar, Vector]:
+def _split(y: Vectors) -> tuple[Scalars, Vectors]:
     """``rms(y)`` and ``y/rms(y)`` without under- or overflow; a zero vector has direction zero."""
-    largest = jnp.max(jnp.abs(y))
+    largest = jnp.max(jnp.abs(y), -1, keepdims=True)
     safe = jnp.where(largest > 0, largest, 1)
     unit = y / safe
-    rms = jnp.sqrt(jnp.mean(unit**2))
-    return safe * rms, unit / jnp.where(rms > 0, rms, 1)
+    rms = jnp.sqrt(_mean(unit**2))
+    return (safe * rms)[..., 0], unit / jnp.where(rms > 0, rms, 1)
 
 
-def _scalars(row: str, eps: float, radius: Scalar, width: int) -> tuple[Scalar, Scalar, Scalar]:
+def _scalars(row: str, eps: float, radius: Scalars, width: int) -> tuple[Scalars, Scalars, Scalars]:
     """A, κ, 1 − κ at the point; ε/m^degree and r/m are at most 1, so no power leaves the dtype's range.
 
     A has the dimension 1/length and κ none, hence A(r, ε) = A(r/m, ε/m^degree)/m for m = max(r, ε^(1/degree)).
@@ -71,72 +76,81 @@ def _scalars(row: str, eps: float, radius: Scalar, width: int) -> tuple[Scalar, 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class NormJacobian:
-    """``J = diag(gain) · A · (P − κ ŷŷᵀ/d)`` at one point, as an operator that costs O(d).
+    """``J = diag(gain) · A · (P − κ ŷŷᵀ/d)`` at one point or at a batch of points, as an operator that costs O(d).
 
     Attributes
     ----------
-    gain, direction : (d,)
-        γ and ``ŷ`` (unit rms; zero at a degenerate point).
-    scale, removed, kept : ()
+    gain : (d,)
+        γ.
+    direction : (*batch, d)
+        ``ŷ`` (unit rms; zero at a degenerate point).
+    scale, removed, kept : (*batch,)
         A = 1/t, κ and 1 − κ. At ε = 0 κ is 1: the component along ``ŷ`` is deleted.
-    degenerate : ()
+    degenerate : (*batch,)
         True where ``y = 0``. With ε > 0 the Jacobian there is ``diag(gain) P/t`` and right; at ε = 0 it does
         not exist, and 0 stands in for it.
     centred : bool
         Whether P centres (LayerNorm).
     """
 
-    gain: Vector
-    direction: Vector
-    scale: Scalar
-    removed: Scalar
-    kept: Scalar
-    degenerate: Bool[Array, ""]
+    gain: Vectors
+    direction: Vectors
+    scale: Scalars
+    removed: Scalars
+    kept: Scalars
+    degenerate: Bool[Array, " *batch"]
     centred: bool = field(metadata={"static": True})
 
-    def tangent(self, h: Vector) -> Vector:
-        """``P_t h = (P − κ ŷŷᵀ/d) h``, the symmetric part that projects."""
+    def tangent(self, h: Vectors) -> Vectors:
+        """``P_t h = (P − κ ŷŷᵀ/d) h``, the symmetric part that projects; ``h`` may have leading axes of its own."""
         h = _centre(h) if self.centred else h
-        along = jnp.mean(self.direction * h)
-        return h - along * self.direction + self.kept * along * self.direction
+        along = _mean(self.direction * h) * self.direction
+        return h - along + self.kept[..., None] * along
 
-    def mv(self, v: Vector) -> Vector:
-        """``J v`` (forward), shape (d,)."""
+    def mv(self, v: Vectors) -> Vectors:
+        """``J v`` (forward), shape (*batch, d)."""
         with precision.scope(self.scale.dtype):
-            return self.gain * (self.scale * self.tangent(precision.as_array(v)))
+            return self.gain * (self.scale[..., None] * self.tangent(precision.as_array(v)))
 
-    def rmv(self, g: Vector) -> Vector:
-        """``Jᵀ g`` (backward), shape (d,)."""
+    def rmv(self, g: Vectors) -> Vectors:
+        """``Jᵀ g`` (backward), shape (*batch, d)."""
         with precision.scope(self.scale.dtype):
-            return self.scale * self.tangent(self.gain * precision.as_array(g))
+            return self.scale[..., None] * self.tangent(self.gain * precision.as_array(g))
 
-    def dense(self) -> Float[Array, "d d"]:
-        """``J`` as a matrix, shape (d, d)."""
+    def push(self, basis: Float[Array, "*batch d k"]) -> Float[Array, "*batch d k"]:
+        """``J @ basis``: k directions at every point."""
+        return jax.vmap(self.mv, -1, -1)(basis)
+
+    def dense(self) -> Float[Array, "*batch d d"]:
+        """``J`` as a matrix, shape (*batch, d, d)."""
         with precision.scope(self.scale.dtype):
-            return jax.vmap(self.mv, in_axes=1, out_axes=1)(jnp.eye(self.gain.size, dtype=self.scale.dtype))
+            d = self.direction.shape[-1]
+            eye = jnp.eye(d, dtype=self.scale.dtype)
+            return self.push(jnp.broadcast_to(eye, (*self.scale.shape, d, d)))
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _normalise(row: str, eps: float, x: Vector) -> Vector:
-    """``A · Px`` for one vector; differentiated by the derived Jacobian, so never NaN at ``y = 0``."""
-    y = _centre(x) if symbolic.norm_formula(row).centred else x
-    radius, direction = _split(y)
-    scale, _, _ = _scalars(row, eps, radius, x.size)
-    return (radius * scale) * direction
+def _normalise(row: str, eps: float, x: Vectors) -> Vectors:
+    """``A · Px``; differentiated by the derived Jacobian, so never NaN at ``y = 0``."""
+    return _at(row, eps, x)[0]
 
 
 @_normalise.defjvp
-def _normalise_jvp(row: str, eps: float, primals: tuple, tangents: tuple) -> tuple[Vector, Vector]:
+def _normalise_jvp(row: str, eps: float, primals: tuple, tangents: tuple) -> tuple[Vectors, Vectors]:
     (x,), (v,) = primals, tangents
-    jacobian = _jacobian(row, eps, jnp.ones_like(x), x)
-    return _normalise(row, eps, x), jacobian.scale * jacobian.tangent(v)
+    value, jacobian = _at(row, eps, x)
+    return value, jacobian.scale[..., None] * jacobian.tangent(v)
 
 
-def _jacobian(row: str, eps: float, gain: Vector, x: Vector) -> NormJacobian:
+def _at(row: str, eps: float, x: Vectors) -> tuple[Vectors, NormJacobian]:
+    """Value and Jacobian of the unit-gain norm."""
     centred = symbolic.norm_formula(row).centred
     radius, direction = _split(_centre(x) if centred else x)
-    scale, removed, kept = _scalars(row, eps, radius, x.size)
-    return NormJacobian(gain, direction, scale, removed, kept, radius == 0, centred)
+    scale, removed, kept = _scalars(row, eps, radius, x.shape[-1])
+    jacobian = NormJacobian(
+        jnp.ones_like(x[(0,) * (x.ndim - 1)]), direction, scale, removed, kept, radius == 0, centred
+    )
+    return (radius * scale)[..., None] * direction, jacobian
 
 
 @jax.tree_util.register_dataclass
@@ -154,36 +168,39 @@ class Norm:
         ε, inside the root or outside as the row says.
     """
 
-    gain: Vector
-    bias: Vector
+    gain: Vectors
+    bias: Vectors
     row: str = field(metadata={"static": True})
     eps: float = field(metadata={"static": True})
 
-    def __call__(self, x: Float[Array, "*batch d"]) -> Float[Array, "*batch d"]:
+    def __call__(self, x: Vectors) -> Vectors:
         """Normalise the last axis; statistics are at least float32, the result has ``x``'s dtype."""
         x = precision.as_array(x)
         with precision.scope(x.dtype):
             wide = x.astype(_wide(x.dtype))
-            one = functools.partial(_normalise, self.row, self.eps)
-            for _ in range(x.ndim - 1):
-                one = jax.vmap(one)
             gain, bias = (p.astype(wide.dtype) for p in (self.gain, self.bias))
-            return (one(wide) * gain + bias).astype(x.dtype)
+            return (_normalise(self.row, self.eps, wide) * gain + bias).astype(x.dtype)
 
-    def jacobian(self, x: Vector) -> NormJacobian:
-        """Return the exact Jacobian at one vector, equivalent to ``jax.jacfwd(norm)(x)``.
+    def jacobian(self, x: Vectors) -> NormJacobian:
+        """Return the exact Jacobian at a vector, equivalent to ``jax.jacfwd(norm)(x)``, or at a batch of them.
 
         Raises
         ------
         ValueError
-            If ``x`` is not one vector of the layer's width; use ``jax.vmap`` for a batch.
+            If the last axis of ``x`` is not of the layer's width.
         """
+        return self.at(x)[1]
+
+    def at(self, x: Vectors) -> tuple[Vectors, NormJacobian]:
+        """Value and Jacobian at ``x``, from one pass over it."""
         x = precision.as_array(x)
-        if x.shape != self.gain.shape:
-            raise ValueError(f"x: needs one vector of shape {self.gain.shape}, got {x.shape}; jax.vmap maps a batch")
+        if not x.ndim or x.shape[-1:] != self.gain.shape:
+            raise ValueError(f"x: needs vectors of {self.gain.size} entries along the last axis, got shape {x.shape}")
         with precision.scope(x.dtype):
             wide = x.astype(_wide(x.dtype))
-            return _jacobian(self.row, self.eps, self.gain.astype(wide.dtype), wide)
+            value, unit = _at(self.row, self.eps, wide)
+            gain, bias = (p.astype(wide.dtype) for p in (self.gain, self.bias))
+            return (value * gain + bias).astype(x.dtype), replace(unit, gain=gain)
 
 
 @dataclass(frozen=True)

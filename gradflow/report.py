@@ -56,6 +56,7 @@ def span(interval: Interval | None) -> str:
 
 
 def _table(title: str, columns: Sequence[str]) -> Table:
+    """An empty table; the first column is text, the others are numbers."""
     table = Table(
         title=title,
         title_justify="left",

@@ -6,7 +6,7 @@ memory; given weights are stacked along depth, or tied (one set for all blocks).
 
 import functools
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -15,45 +15,108 @@ from jaxtyping import Array, Float, Int
 
 from gradflow import checks, precision
 from gradflow.branches import Branch, Params, branch_of
-from gradflow.jacobian import SublayerJacobian, push_norm
+from gradflow.jacobian import Slots, SublayerJacobian
 from gradflow.norms import BY_NAME, Norm
 from gradflow.schemes import Scheme, scheme_of
 
 State = Float[Array, "tokens d"]
 
 
-class Weights(Protocol):
-    """Where a block's branch parameters come from: ``at(stack, l)`` gives one tuple entry per branch."""
+class Layer(NamedTuple):
+    """One block's share of a network's weights: per branch its parameters, and the norms in its slots (in, branch, out)."""
 
-    def at(self, stack: "Stack", l: Int[Array, ""]) -> tuple[Params, ...]:
-        """Weights of block ``l``."""
+    params: tuple[Params, ...]
+    norms: tuple[Slots, ...]
+
+
+class Weights(Protocol):
+    """Where a network's parameters come from. A scan over depth takes one piece a block and turns it into a `Layer`."""
+
+    @property
+    def mask(self) -> Array | None:
+        """False at padding (tokens,), which attention must not see and no figure may count."""
         ...
+
+    def along_depth(self, stack: "Stack") -> Any:
+        """A pytree whose leaves have a leading axis of length depth."""
+        ...
+
+    def layer(self, stack: "Stack", piece: Any) -> Layer:
+        """The layer that one piece stands for."""
+        ...
+
+    def final(self, stack: "Stack") -> Norm:
+        """The norm after the last sub-layer, where the stack has one."""
+        ...
+
+
+def _masked(params: tuple[Params, ...], stack: "Stack", mask: Array | None) -> tuple[Params, ...]:
+    """Hand the mask to the branches that mix tokens."""
+    if mask is None:
+        return params
+    return tuple(p if b.tokenwise else p | {"mask": mask} for p, b in zip(params, stack.block, strict=True))
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Drawn:
-    """Weights drawn on the spot from ``fold_in(key, l)``."""
+    """Weights drawn on the spot from ``fold_in(key, l)``, so that depth costs no memory; norms have unit gain."""
 
     key: Array
+    mask: Array | None = None
 
-    def at(self, stack: "Stack", l: Int[Array, ""]) -> tuple[Params, ...]:
-        """Draw block ``l``'s weights."""
-        keys = jax.random.split(jax.random.fold_in(self.key, l), len(stack.block))
-        return tuple(branch.init(k, stack.d, stack.dtype) for branch, k in zip(stack.block, keys, strict=True))
+    def along_depth(self, stack: "Stack") -> Array:
+        """The blocks' indices."""
+        return jnp.arange(stack.depth)
+
+    def layer(self, stack: "Stack", piece: Array) -> Layer:
+        """Draw a block's weights."""
+        keys = jax.random.split(jax.random.fold_in(self.key, piece), len(stack.block))
+        params = tuple(branch.init(k, stack.d, stack.dtype) for branch, k in zip(stack.block, keys, strict=True))
+        return Layer(_masked(params, stack, self.mask), stack.slots)
+
+    def final(self, stack: "Stack") -> Norm:
+        """Unit gain."""
+        return stack.layer
 
 
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Given:
-    """Weights with a leading axis of length depth, or, where ``tied``, one set that every block uses."""
+    """Weights of a network that exists.
+
+    Attributes
+    ----------
+    params : tuple of dict
+        One per branch of the block; every leaf has a leading axis of length depth (none where ``tied``).
+    norms : tuple of (Norm or None, Norm or None, Norm or None), optional
+        One per branch: the norms in its slots, γ and b of shape (depth, d). Unit gain where left out.
+    last : Norm, optional
+        The final norm.
+    mask : (tokens,) of bool, optional
+        False at padding: keys that attention must not see.
+    tied : bool
+        Whether every block uses the same parameters.
+    """
 
     params: tuple[Params, ...]
+    norms: tuple[Slots, ...] | None = None
+    last: Norm | None = None
+    mask: Array | None = None
     tied: bool = field(default=False, metadata={"static": True})
 
-    def at(self, stack: "Stack", l: Int[Array, ""]) -> tuple[Params, ...]:
-        """Pick block ``l``'s weights."""
-        return self.params if self.tied else jax.tree.map(lambda leaf: leaf[l], self.params)
+    def along_depth(self, stack: "Stack") -> Any:
+        """Parameters and norms; scanned over rather than indexed, so that a backward pass stacks no copy of them."""
+        return None if self.tied else (self.params, self.norms)
+
+    def layer(self, stack: "Stack", piece: Any) -> Layer:
+        """A block's weights."""
+        params, norms = (self.params, self.norms) if self.tied else piece
+        return Layer(_masked(params, stack, self.mask), stack.slots if norms is None else norms)
+
+    def final(self, stack: "Stack") -> Norm:
+        """The network's own, or unit gain."""
+        return stack.layer if self.last is None else self.last
 
 
 @jax.tree_util.register_dataclass
@@ -150,9 +213,21 @@ class Stack:
         return self.depth * len(self.block)
 
     @property
+    def mixes(self) -> bool:
+        """Whether a branch lets tokens see each other."""
+        return not all(branch.tokenwise for branch in self.block)
+
+    @property
     def layer(self) -> Norm:
         """The unit-gain norm layer that fills a slot."""
         return BY_NAME[self.norm].init(self.d, self.eps, self.dtype)
+
+    @property
+    def slots(self) -> tuple[Slots, ...]:
+        """Unit-gain norms in the scheme's slots, the same for every branch of the block."""
+        row, layer = self.scheme, self.layer
+        present = (row.norm_in, row.norm_branch, row.norm_out)
+        return (tuple(layer if slot else None for slot in present),) * len(self.block)  # type: ignore[return-value]
 
     def multipliers(self) -> tuple[np.ndarray, np.ndarray]:
         """α and β, each of shape (depth, len(block))."""
@@ -160,11 +235,9 @@ class Stack:
         shape = (self.depth, len(self.block))
         return alpha.reshape(shape).astype(self.dtype), beta.reshape(shape).astype(self.dtype)
 
-    def sublayer(self, branch: int, params: Params, alpha: Array, beta: Array, x: State) -> SublayerJacobian:
-        """Run one sub-layer: its values and its exact Jacobian as an operator."""
-        row, layer = self.scheme, self.layer
-        norms = (layer if row.norm_in else None, layer if row.norm_branch else None, layer if row.norm_out else None)
-        return SublayerJacobian.at(self.block[branch], params, norms, alpha, beta, x)
+    def sublayer(self, layer: Layer, k: int, alpha: Array, beta: Array, x: State) -> SublayerJacobian:
+        """Run a block's k-th sub-layer: its values and its exact Jacobian as an operator."""
+        return SublayerJacobian.at(self.block[k], layer.params[k], layer.norms[k], alpha, beta, x)
 
     @functools.partial(jax.jit, static_argnums=(0, 4))
     def trace(
@@ -172,16 +245,17 @@ class Stack:
     ) -> Trajectory:
         """Run forward from ``x``; a basis given is pushed along through the exact Jacobians, never storing one.
 
-        A basis of shape (tokens, d, k) holds k tangent directions for each token (branches act on tokens one by one).
+        A basis of shape (tokens, d, k) holds k tangent directions of the state; where no branch mixes tokens, each token's
+        rows are directions of its own.
         Without ``record`` the states on the way are not kept: memory is O(tokens·d·k) at any depth.
         """
 
         def block(carry: tuple, inputs: tuple) -> tuple[tuple, tuple | None]:
             x, basis, exponent = carry
-            l, alphas, betas = inputs
-            rows = []
-            for k, params in enumerate(weights.at(self, l)):
-                step = self.sublayer(k, params, alphas[k], betas[k], x)
+            piece, alphas, betas = inputs
+            layer, rows = weights.layer(self, piece), []
+            for k in range(len(self.block)):
+                step = self.sublayer(layer, k, alphas[k], betas[k], x)
                 rows.append((x, step.u, step.added))
                 if basis is not None:
                     basis, exponent = rescale(step.push(basis), exponent)
@@ -189,11 +263,10 @@ class Stack:
             return (x, basis, exponent), jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows) if record else None
 
         start = (x, basis, jnp.zeros((), jnp.int32))
-        inputs = (jnp.arange(self.depth), *self.multipliers())
+        inputs = (weights.along_depth(self), *self.multipliers())
         (out, basis, exponent), states = jax.lax.scan(block, start, inputs)
         if basis is not None and self.final_norm:
-            final = jax.vmap(self.layer.jacobian)(out)
-            basis, exponent = rescale(push_norm(final, basis), exponent)
+            basis, exponent = rescale(weights.final(self).jacobian(out).push(basis), exponent)
         if states is None:
             return Trajectory(None, None, None, out, basis, exponent)
         xs, us, added = (leaf.reshape(self.sublayers, *x.shape) for leaf in states)

@@ -13,7 +13,7 @@ from gradflow import checks, laws, precision, recorded
 from gradflow.contractions import Contraction
 from gradflow.cotangents import refuse_null, resolve
 from gradflow.factors import Profile, safe_log
-from gradflow.flow import Rows, frobenius, norm_row, normalised, stream_cosine, token_cosine
+from gradflow.flow import Rows, forward_figures, norm_row, normalised
 from gradflow.norms import Norm
 from gradflow.schemes import Scheme, scheme_of
 from gradflow.stack import rescale
@@ -32,7 +32,7 @@ def flow(
 
     def sublayer(w: Array, inputs: tuple) -> tuple[Array, Rows]:
         u, gain = inputs
-        jacobian = jax.vmap(Norm(gain, jnp.zeros_like(gain), row, eps).jacobian)(u)
+        jacobian = Norm(gain, jnp.zeros_like(gain), row, eps).jacobian(u)
         _, trunk, rows = norm_row(jacobian, w, w)
         return normalised(trunk.out), rows | {"trunk_net": rows.pop("trunk_norm_gain")}
 
@@ -40,14 +40,7 @@ def flow(
     unknown = jnp.full(u.shape[0], jnp.nan, u.dtype)
     rows |= {"skip": jnp.ones_like(unknown), "branch": unknown, "net": unknown}
     if x is not None:
-        size = (u[0].size) ** 0.5
-        each = jax.vmap(frobenius)
-        rows |= {
-            "stream_rms": each(x) / size,
-            "branch_rms": each(u - x) / size,
-            "stream_cosine": jax.vmap(stream_cosine)(x, u),
-            "token_cosine": jax.vmap(token_cosine)(x),
-        }
+        rows |= jax.vmap(forward_figures)(x, u, u - x)
     return rows
 
 
@@ -60,7 +53,7 @@ def singular_values(
     def token(us: Float[Array, "S d"]) -> tuple[Array, Array]:
         def sublayer(carry: tuple[Array, Array], inputs: tuple) -> tuple[tuple[Array, Array], None]:
             jacobian = Norm(inputs[1], jnp.zeros_like(inputs[1]), row, eps).jacobian(inputs[0])
-            return rescale(jax.vmap(jacobian.mv, 1, 1)(carry[0]), carry[1]), None
+            return rescale(jacobian.push(carry[0]), carry[1]), None
 
         start = (jnp.eye(u.shape[2], dtype=u.dtype), jnp.zeros((), jnp.int32))
         (basis, exponent), _ = jax.lax.scan(sublayer, start, (us, gain))

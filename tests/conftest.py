@@ -1,9 +1,19 @@
 """What every test may ask for: 64-bit arrays in a scope, and a shell to call."""
 
+import os
 import sys
 
 import jax
 import pytest
+
+# Small programs, each run once or twice: what they cost is XLA's optimiser.
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+    ]
+)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ It shares gradflow's interface (``trace``, ``flow``), its weights, and none of i
 """
 
 import functools
+import math
 import types
 from dataclasses import dataclass
 from typing import Any
@@ -43,20 +44,54 @@ SCHEMES = {
 }
 
 
+def params_at(weights, stack, block):
+    """One block's parameters, a dict per branch."""
+    piece = jax.tree.map(lambda leaf: leaf[block], weights.along_depth(stack))
+    return weights.layer(stack, piece).params
+
+
 def norm(name, eps, x):
     """N(x) for one vector, gain 1, bias 0."""
     top, length = NORMS[name]
     return top(x) / length(x, eps)
 
 
+def attention(params, x, heads, causal=False, mask=None):
+    """Multi-head attention, one head and one query at a time."""
+    tokens, d = x.shape
+    width, rows = d // heads, []
+    for i in range(tokens):
+        seen = [j for j in range(tokens) if (j <= i or not causal) and (mask is None or mask[j])]
+        parts = []
+        for h in range(heads):
+            part = slice(h * width, (h + 1) * width)
+            q = params["w_q"][part] @ x[i] + (params["b_q"][part] if "b_q" in params else 0)
+            k, v = (
+                jnp.stack(
+                    [params["w" + n][part] @ x[j] + (params["b" + n][part] if "b" + n in params else 0) for j in seen]
+                )
+                for n in ("_k", "_v")
+            )
+            score = jnp.exp(k @ q / width**0.5)
+            parts.append(score @ v / score.sum())
+        rows.append(params["w_o"] @ jnp.concatenate(parts) + params.get("b_o", 0))
+    return jnp.stack(rows)
+
+
 def branch(name, params, x, activation=None):
-    """f(x) for one token, from the branch's name and weights."""
-    if name == "linear":
-        return params["w"] @ x
-    if name == "bias":
-        return params["b"]
-    phi = activation or ACTIVATIONS[name.removeprefix("mlp:")]
-    return params["w_out"] @ phi(params["w_in"] @ x)
+    """f(x) of the whole state, from the branch's name and weights."""
+    if name.startswith("attention"):
+        return attention(params, x, math.gcd(x.shape[1], 8), name.endswith("causal"))
+
+    def token(x):
+        if name == "linear":
+            return params["w"] @ x
+        if name == "bias":
+            return params["b"]
+        phi = activation or ACTIVATIONS[name.removeprefix("mlp:")]
+        return params["w_out"] @ phi(params["w_in"] @ x)
+
+    return jnp.stack([token(v) for v in x])
 
 
 def part(a, whole):
@@ -100,8 +135,8 @@ class Network:
 
     def _branch(self, s):
         block, k = divmod(s, len(self.stack.block))
-        params = self.weights.at(self.stack, block)[k]
-        return jax.vmap(lambda x: branch(self.stack.block[k].name, params, x, self.activation))
+        params = params_at(self.weights, self.stack, block)[k]
+        return lambda x: branch(self.stack.block[k].name, params, x, self.activation)
 
     def _added(self, s, x):
         n_in, n_branch, _ = self._slots()
@@ -120,8 +155,10 @@ class Network:
         return self._norm(x) if self.stack.final_norm else x
 
     def product(self, x):
-        """Each token's whole Jacobian (tokens, d, d), by ``jax.jacfwd``; cross-token blocks must vanish."""
+        """The whole Jacobian by ``jax.jacfwd``; unless tokens mix, its blocks (tokens, d, d), and the others must vanish."""
         whole = jax.jacfwd(self.run)(x)
+        if any(branch.name.startswith("attention") for branch in self.stack.block):
+            return whole.reshape(*x.shape, x.size)
         own = jnp.stack([whole[i, :, i] for i in range(x.shape[0])])
         rest = whole - jnp.stack([whole[i] * (jnp.arange(x.shape[0]) == i)[None, :, None] for i in range(x.shape[0])])
         assert not jnp.any(rest)
@@ -179,9 +216,9 @@ class Network:
         scheme = self.stack.scheme
         if self.stack.final_norm:
             out, row = self._norm_row(True, ran.out, g, w)
-            neutral = dict(skip=1.0, branch=1.0, stream_cosine=1.0, branch_rms=0.0)
+            neutral = dict(skip=1.0, branch=1.0, branch_return=0.0, stream_cosine=1.0, branch_rms=0.0)
             neutral |= {f"branch_{s}_{n}": 1.0 for s in ("in", "out") for n in ("affine", "projection", "norm")}
-            figures = dict(stream_rms=_rms(ran.out), token_cosine=pooled_cosine(ran.out), net=size(out) / size(g))
+            figures = dict(stream_rms=_rms(ran.out), sum_rms=_rms(ran.out), token_cosine=pooled_cosine(ran.out), net=size(out) / size(g))
             rows.append(row | neutral | figures)
             g = out
             w = jax.vmap(lambda c: jax.vjp(self._norm, ran.out)[1](c)[0])(w)
@@ -192,7 +229,7 @@ class Network:
             f = self._branch(s)(inner)
             after, at_branch = self._through(scheme.norm_branch, f, beta * out)
             before = jax.vmap(lambda c, s=s, inner=inner: jax.vjp(self._branch(s), inner)[1](c)[0])(after)
-            _, at_in = self._through(scheme.norm_in, at, before)
+            returned, at_in = self._through(scheme.norm_in, at, before)
             step = functools.partial(self.sublayer, s)
             back = jax.vmap(lambda c, step=step, at=at: jax.vjp(step, at)[1](c)[0])(g)
             trunk = functools.partial(step, frozen=True)
@@ -203,10 +240,12 @@ class Network:
             row |= dict(
                 skip=skip,
                 branch=size(back) / (skip * size(out)),
+                branch_return=size(returned) / size(out),
                 net=size(back) / size(g),
                 trunk_net=part(size(w_back), size(w)),
                 stream_rms=_rms(at),
                 branch_rms=_rms(ran.added[s]),
+                sum_rms=_rms(ran.u[s]),
                 stream_cosine=jnp.mean(jax.vmap(lambda a, b: a @ b / size(a) / size(b))(at, ran.u[s])),
                 token_cosine=pooled_cosine(at),
             )

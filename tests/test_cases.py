@@ -222,9 +222,9 @@ def test_float32_matmul_keeps_float32s_digits():
         text = jax.make_jaxpr(lambda a: a @ a.T)(A)
         close((A @ A.T)[0, 0], 6.17283938, rtol=1e-6)
     assert "HIGHEST" in str(text)
-    branch, basis = Linear(), jnp.eye(2, dtype=jnp.float32)
+    branch, basis = Linear(), jnp.eye(2, dtype=jnp.float32)[None]
     with precision.scope("float32"):
-        close(branch.push({"w": A}, A[0], branch.push({"w": A.T}, A[0], basis))[0, 0], 6.17283938, rtol=1e-6)
+        close(branch.push({"w": A}, A[:1], branch.push({"w": A.T}, A[:1], basis))[0, 0, 0], 6.17283938, rtol=1e-6)
 
 
 def test_a_scheme_that_varies_along_depth_follows_the_sublayer_not_the_block():

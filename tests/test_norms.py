@@ -150,9 +150,21 @@ def test_jit_and_vmap_change_nothing(row):
 
 
 @rows
-def test_jacobian_wants_one_vector(row):
-    with pytest.raises(ValueError, match="x: needs one vector"):
-        row.init(4).jacobian(np.ones((2, 4)))
+def test_a_batch_of_jacobians_is_the_batch_of_each(row):
+    layer, batch = layer_at(row, 6), normal(0, 2, 3, 6)
+    jacobian, v = layer.jacobian(batch), normal(5, 2, 3, 6)
+    each = jnp.stack([jnp.stack([layer.jacobian(x).dense() for x in pair]) for pair in batch])
+    close(jacobian.dense(), each)
+    close(jacobian.mv(v), jnp.einsum("abij,abj->abi", each, v))
+    close(jacobian.rmv(v), jnp.einsum("abij,abi->abj", each, v))
+    close(layer.at(batch)[0], layer(batch))
+
+
+@rows
+@pytest.mark.parametrize("shape", [(), (3,), (2, 5)])
+def test_jacobian_wants_vectors_of_its_width(row, shape):
+    with pytest.raises(ValueError, match="x: needs vectors of 4 entries"):
+        row.init(4).jacobian(np.ones(shape))
 
 
 @rows

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import mpmath
 import numpy as np
 import pytest
+from oracle import params_at
 
 from gradflow.stack import Drawn, Stack
 
@@ -65,7 +66,7 @@ def test_product_of_depth_64_has_the_digits_of_float64(scheme, kind, x64):
     start = jax.random.normal(jax.random.key(12), (1, D), jnp.float64)
     trace = stack.trace(drawn, start, jnp.eye(D)[None])
     with mpmath.workdps(50):
-        weights = [drawn.at(stack, l) for l in range(DEPTH)]
+        weights = [params_at(drawn, stack, l) for l in range(DEPTH)]
         J = product_in_50_digits(kind, weights, [mpmath.mpf(float(v)) for v in start[0]], scheme, mpmath.mpf(stack.eps))
         scale = mpmath.mpf(2) ** int(trace.exponent)
         truth = np.array((J / scale).tolist(), dtype=np.float64)

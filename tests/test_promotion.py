@@ -31,14 +31,16 @@ def test_a_norm_of_one_vector_promotes_neither_dtype_nor_rank(row, dtype, strict
 
 
 @dtypes
-@pytest.mark.parametrize("branch", ["linear", "bias", "mlp:relu", "mlp:gelu", "mlp:softplus", "mlp:silu"])
-def test_a_branch_of_one_vector_promotes_no_dtype(branch, dtype, strict):
+@pytest.mark.parametrize(
+    "branch", ["linear", "bias", "mlp:relu", "mlp:gelu", "mlp:softplus", "mlp:silu", "attention:causal"]
+)
+def test_a_branch_promotes_no_dtype(branch, dtype, strict):
     from gradflow.branches import branch_of
 
     with jax.enable_x64(dtype == "float64"):
-        f, x = branch_of(branch), jnp.arange(4, dtype=dtype)
+        f, x = branch_of(branch), jnp.arange(4, dtype=dtype)[None]
         params = f.init(jax.random.key(0), 4, dtype)
-        assert f.apply(params, x).dtype == f.push(params, x, jnp.eye(4, dtype=dtype)).dtype == np.dtype(dtype)
+        assert f.apply(params, x).dtype == f.push(params, x, jnp.eye(4, dtype=dtype)[None]).dtype == np.dtype(dtype)
 
 
 @dtypes

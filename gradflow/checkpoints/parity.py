@@ -1,0 +1,154 @@
+"""Parity: the hidden states of a checkpoint against those that another implementation computed.
+
+``gate`` runs a family's own fixture through the code that a user's folder goes through; ``against`` takes outputs that a user
+recorded from the very weights that are audited.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from gradflow import checks, recorded
+from gradflow.checkpoints.families import FAMILIES
+from gradflow.checkpoints.loading import load
+from gradflow.checkpoints.model import Checkpoint
+
+FIXTURES = Path(__file__).parent / "fixtures"
+TOLERANCE = {"float64": 1e-5, "float32": 1e-4}
+KEYS = ("ids", "text", "attention_mask", "hidden_states", "last_hidden_state")
+
+
+class ParityError(ValueError):
+    """The hidden states depart from the reference."""
+
+
+@dataclass(frozen=True)
+class Parity:
+    """A comparison that held.
+
+    Attributes
+    ----------
+    family : str
+        Of the checkpoint.
+    tested : str
+        ``"family-tested"`` (a fixture of that family) or ``"weights-tested"`` (outputs of these weights).
+    worst : float
+        Largest error of an entry over the rms of its layer's reference state.
+    tolerance : float
+        What it was held to.
+    states : int
+        How many hidden states were compared, the embedding's output included.
+    """
+
+    family: str
+    tested: str
+    worst: float
+    tolerance: float
+    states: int
+
+
+def gate(family: str, fixtures: Path = FIXTURES) -> Parity:
+    """Run a family's fixture, a tiny model that transformers made, and hold every hidden state against transformers' own.
+
+    Raises
+    ------
+    ParityError
+        Naming the first layer that departs by more than 1e-5 of its rms.
+    """
+    checks.one_of("family", family, [row.name for row in FAMILIES])
+    checkpoint, reference = load(fixtures / family), _arrays(fixtures / family / "reference.npz")
+    tolerance, worst, states = TOLERANCE["float64"], 0.0, reference["hidden_states"].swapaxes(0, 1)
+    for row, (ids, mask) in enumerate(zip(reference["ids"], reference["attention_mask"], strict=True)):
+        text = checkpoint.ids(str(reference["text"][row]))
+        if not np.array_equal(text, ids[mask == 1]):
+            raise ParityError(
+                f"parity: {family}'s tokenizer gives {text.tolist()}, transformers {ids[mask == 1].tolist()}"
+            )
+        found = checkpoint.hidden_states(ids, None if mask.all() else mask)
+        worst = max(worst, _worst(family, np.asarray(found), list(enumerate(states[row])), tolerance))
+    return Parity(family, "family-tested", worst, tolerance, states.shape[1])
+
+
+def against(checkpoint: Checkpoint, reference_file: str | Path) -> Parity:
+    """Hold a checkpoint against outputs that were recorded from the same weights elsewhere.
+
+    The file is an ``.npz`` with ``ids`` (tokens,) or ``text``, with ``hidden_states`` (layers + 1, tokens, d) or
+    ``last_hidden_state`` (tokens, d) or both, and, where the ids hold padding, ``attention_mask`` (tokens,). A batch axis of
+    length 1 is dropped. Float64 outputs are held to 1e-5 of the state's rms, float32 outputs to 1e-4.
+
+    Raises
+    ------
+    ParityError
+        Naming the first layer that departs.
+    ValueError
+        If the file is missing, damaged, or its arrays do not fit the model.
+    """
+    arrays = _arrays(reference_file)
+    unknown = sorted(set(arrays) - set(KEYS))
+    if unknown:
+        raise ValueError(f"reference: unknown array {unknown[0]!r}; known are {', '.join(KEYS)}")
+    if not {"hidden_states", "last_hidden_state"} & set(arrays):
+        raise ValueError("reference: needs 'hidden_states' (layers + 1, tokens, d) or 'last_hidden_state' (tokens, d)")
+    ids = _row(arrays, "ids") if "ids" in arrays else checkpoint.ids(_text(arrays))
+    mask = _row(arrays, "attention_mask") if "attention_mask" in arrays else None
+    found = np.asarray(checkpoint.hidden_states(ids, mask))
+    wanted: list[tuple[int, np.ndarray]] = []
+    precisions = set()
+    for name, shape in (("hidden_states", found.shape), ("last_hidden_state", found.shape[1:])):
+        if name in arrays:
+            batched = (*shape[:-2], 1, *shape[-2:])
+            if arrays[name].shape not in (shape, batched):
+                raise ValueError(f"reference: {name!r} needs shape {shape}, got {arrays[name].shape}")
+            precisions.add(arrays[name].dtype.name)
+            states = checks.real_array(f"reference: {name!r}", arrays[name]).reshape(-1, *shape[-2:])
+            wanted += zip(range(len(found) - len(states), len(found)), states, strict=True)
+    if not precisions <= set(TOLERANCE):
+        raise ValueError(f"reference: holds {', '.join(sorted(precisions))}; record it in float64, or float32")
+    tolerance = max(TOLERANCE[name] for name in precisions)
+    worst = _worst(checkpoint.family, found, wanted, tolerance)
+    return Parity(checkpoint.family, "weights-tested", worst, tolerance, len(wanted))
+
+
+def _worst(family: str, found: np.ndarray, wanted: list[tuple[int, np.ndarray]], tolerance: float) -> float:
+    """Largest relative error over the states, in order; the first beyond the tolerance ends it."""
+    worst = 0.0
+    for layer, state in wanted:
+        off, rms = float(np.max(np.abs(found[layer] - state))), float(np.sqrt(np.mean(state**2)))
+        error = off / rms if rms > 0 else np.inf
+        if not error <= tolerance:
+            where = f"after layer {layer} of {len(found) - 1}" if layer else "of the embedding"
+            raise ParityError(
+                f"parity: {family}'s hidden state {where} is off by {error:.2g} of its rms (at most {tolerance:g} is rounding)"
+            )
+        worst = max(worst, error)
+    return worst
+
+
+def _arrays(path: str | Path) -> dict[str, np.ndarray]:
+    """The arrays of an ``.npz``, read as data."""
+    try:
+        return recorded.load(path)
+    except ValueError as error:
+        raise ValueError(str(error).replace("activations:", "reference:", 1)) from error
+
+
+def _row(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
+    """One row of ids or of a mask."""
+    row = arrays[name]
+    row = row[0] if row.ndim == 2 and len(row) == 1 else row
+    if row.ndim != 1 or row.dtype.kind not in "iub":
+        raise ValueError(
+            f"reference: {name!r} needs one row of whole numbers, got {row.dtype} of shape {arrays[name].shape}"
+        )
+    return row
+
+
+def _text(arrays: dict[str, np.ndarray]) -> str:
+    """The text, stored as an array of one string."""
+    text = arrays.get("text")
+    if text is None:
+        raise ValueError("reference: needs 'ids', the token ids that were run, or 'text'")
+    if text.dtype.kind != "U" or text.size != 1:
+        raise ValueError(f"reference: 'text' needs one string, got {text.dtype} of shape {text.shape}")
+    return str(text.reshape(()))

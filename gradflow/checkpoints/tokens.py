@@ -1,0 +1,72 @@
+"""Text to token ids through the ``tokenizers`` library, whole: a text that does not fit is refused, never cut."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
+
+from gradflow.checkpoints.folder import json_object
+
+
+def fits(count: int, positions: int) -> None:
+    """Refuse a number of tokens that the position table has no room for, or none at all."""
+    if not 1 <= count <= positions:
+        raise ValueError(
+            f"text: has {count} tokens, where the model takes 1 to {positions}; give a shorter piece of it"
+        )
+
+
+def encode(folder: Path, text: str) -> np.ndarray:
+    """Token ids of one text, with the special tokens that the model's tokenizer puts around it.
+
+    Raises
+    ------
+    ValueError
+        If the text is empty or has no token, or the folder no tokenizer that can be read.
+    """
+    if not isinstance(text, str) or not text.strip():
+        got = "none" if isinstance(text, str) else type(text).__name__
+        raise ValueError(f"text: needs a sentence or more, got {got}")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError(
+            "text: holds half of a surrogate pair, which is no character; read the text as UTF-8"
+        ) from None
+    found = _encoded(folder, text)
+    if all(found.special_tokens_mask):
+        raise ValueError(f"text: the model's tokenizer finds no token in {text!r:.60}; write words of its language")
+    return np.array(found.ids, np.int64)
+
+
+def _encoded(folder: Path, text: str) -> Any:
+    """By ``tokenizer.json``, else by WordPiece from ``vocab.txt``."""
+    whole, words = folder / "tokenizer.json", folder / "vocab.txt"
+    if not whole.is_file() and not words.is_file():
+        raise ValueError(
+            f"checkpoint: {str(folder)!r} has neither tokenizer.json nor vocab.txt; add one, or give token ids instead"
+        )
+    used = whole if whole.is_file() else words
+    settings = folder / "tokenizer_config.json"
+    settings = json_object(settings) if used is words and settings.is_file() else {}
+    try:
+        made = tokenizers.Tokenizer.from_file(str(used)) if used is whole else _wordpiece(words, settings)
+        made.no_truncation()  # tokenizer.json often carries both, for the batches that it was used on
+        made.no_padding()
+        return made.encode(text)
+    except Exception as error:  # the library raises bare Exception
+        reason = " ".join(str(error).split())
+        raise ValueError(f"checkpoint: {used.name!r} is no tokenizer ({reason}); copy or download it again") from error
+
+
+def _wordpiece(words: Path, settings: Mapping[str, Any]) -> BertWordPieceTokenizer:
+    """BERT's tokenizer with the switches of ``tokenizer_config.json``; transformers' defaults where it is silent."""
+    return BertWordPieceTokenizer(
+        str(words),
+        lowercase=bool(settings.get("do_lower_case", True)),
+        strip_accents=settings.get("strip_accents"),
+        handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
+    )

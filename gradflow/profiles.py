@@ -1,0 +1,301 @@
+"""`profile`: every factor at every sub-layer of one network, from a random stack to a user's own functions."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Float
+
+from gradflow import chains, checks, cotangents, precision, probes
+from gradflow.factors import Profile
+from gradflow.flow import Rows, flow
+from gradflow.norms import Norm
+from gradflow.stack import Drawn, Stack, Weights
+
+Loss = Callable[[Any], Any]
+MEMORY = ("full", "low")
+
+
+def profile(
+    model: Any,
+    x: Any,
+    cotangent: Any | None = None,
+    *,
+    weights: Weights | None = None,
+    mask: Any | None = None,
+    seeds: int = 1,
+    key: int = 0,
+    probes: int = 1,
+    weight_grad: bool = False,
+    memory: str = "full",
+) -> Profile:
+    """Follow the gradient back through a network and say where it is lost, where gained, and by which factor.
+
+    Parameters
+    ----------
+    model : Stack, checkpoint, or list
+        A `Stack` (with ``weights``, or random ones of ``key``); anything with a ``stack`` and ``weights`` of its own, such as
+        `gradflow.checkpoints.load` returns; or a list of functions, `gradflow.Residual` sub-layers and norm layers.
+    x : (tokens, d) or (batch, tokens, d)
+        The stream as it enters. Each state of a batch is a row ("seed") of the profile. For a list, one state of any shape
+        that its functions take; axes before the last count as tokens.
+    cotangent : array like the output, or callable, optional
+        dLoss/d(output), or a loss output → scalar, whose gradient is taken. One standard Gaussian per state by default.
+    weights : Weights, optional
+        `gradflow.stack.Given` or `Drawn`.
+    mask : (tokens,) or (batch, tokens) of bool, optional
+        False at padding: attention does not see it, no figure counts it, and the cotangent is 0 there.
+    seeds : int
+        Random networks (of `key`) to measure at the same ``x``; only without ``weights``.
+    probes : int
+        Gaussian cotangents per state, pooled in every ratio. One of them costs one backward pass in all.
+    weight_grad : bool
+        Also ‖dLoss/dW‖ of each sub-layer, by Gram products where these are cheaper than the gradient itself.
+    memory : {"full", "low"}
+        ``"low"`` keeps the stream only and computes each sub-layer again on the way back.
+
+    Returns
+    -------
+    Profile
+
+    Raises
+    ------
+    ValueError
+        For an argument that does not fit the model; the message names it.
+    """
+    checks.one_of("memory", memory, MEMORY)
+    number = checks.integer("probes", probes, 1)
+    checks.key(key)
+    case = {"cotangent": cotangent, "key": key, "probes": number}
+    if isinstance(model, Sequence) and not isinstance(model, str):
+        options = {"weights": weights, "mask": mask, "seeds": seeds, "weight_grad": weight_grad}
+        for name, given in options.items():
+            if given not in (None, False, 1):
+                raise ValueError(f"{name}: a list of functions carries its own; leave {name} out")
+        return _chain(chains.checked(model), x, **case)
+    stack = getattr(model, "stack", model)
+    if not isinstance(stack, Stack):
+        raise ValueError(
+            f"model: cannot profile a {type(model).__name__}; needs a Stack, a checkpoint, or a list of functions "
+            "(gradflow.adapters turns Equinox and Flax modules into one)"
+        )
+    weights = weights or getattr(model, "weights", None)
+    if weights is not None and seeds != 1:
+        raise ValueError("seeds: given weights are one network; leave seeds out")
+    checks.integer("seeds", seeds, 1)
+    if weight_grad and (number > 1 or memory == "low"):
+        raise ValueError("weight_grad: comes with one cotangent and memory='full'")
+    unwatched = [b.name for b in stack.block if not hasattr(b, "matrices")]
+    if weight_grad and unwatched:
+        raise ValueError(f"weight_grad: branch {unwatched[0]!r} does not list its matrices")
+    with precision.scope(stack.dtype):
+        return _Case(stack, weights, seeds, weight_grad, memory == "low", **case).profile(x, mask)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Case:
+    """Checked arguments of a stack's profile."""
+
+    stack: Stack
+    weights: Weights | None
+    seeds: int
+    watched: bool
+    low: bool
+    cotangent: Any
+    key: int
+    probes: int
+
+    def profile(self, x: Any, mask: Any) -> Profile:
+        stack = self.stack
+        states = checks.real_array("x:", x)
+        if states.ndim not in (2, 3) or states.shape[-1] != stack.d or not states.size:
+            raise ValueError(f"x: needs shape (tokens, {stack.d}) or (batch, tokens, {stack.d}), got {states.shape}")
+        batched = states.ndim == 3
+        states = states if batched else states[None]
+        if batched and self.seeds > 1:
+            raise ValueError("seeds: a batch is measured on one network; give one state, or leave seeds out")
+        real = _real(mask, states.shape[:2])
+        shape = (len(states) if batched else self.seeds, self.probes, *states.shape[1:])
+        kind, sent = _cotangents(self.cotangent, shape, self.key, stack.dtype)
+        if real is not None and sent is not None:
+            sent = jnp.where(jnp.asarray(real)[:, None, :, None], sent, 0)
+        loss = self.cotangent if kind == "loss" else None
+        keys = jax.random.split(jax.random.key(self.key), shape[0])
+        if batched:  # one network, many states
+            keys = jnp.broadcast_to(keys[:1], keys.shape)
+        rows = measure(
+            *(stack, self.weights, keys, jnp.asarray(states, stack.dtype), sent, real),
+            *(loss, self.watched, self.low or self.probes > 1, batched),
+        )
+        what = {"init": "iid Gaussian, Var W = 1/fan_in"} if self.weights is None else {"init": "given weights"}
+        settings = {
+            "what": "measured",
+            **describe(stack),
+            **what,
+            "tokens": states.shape[1] if real is None else [int(n) for n in real.sum(1)],
+            "batch": len(states) if batched else None,
+            "seeds": self.seeds,
+            "key": self.key,
+            "cotangent": kind,
+            "probes": self.probes,
+            "memory": "low" if self.low else "full",
+        }
+        return finish(rows, labels(stack), settings, stack.dtype)
+
+
+def describe(stack: Stack) -> dict[str, Any]:
+    """What a stack is, for a result's settings."""
+    return {
+        "scheme": stack.scheme.name,
+        "equation": stack.scheme.equation,
+        "branch": " + ".join(branch.name for branch in stack.block),
+        "norm": stack.norm,
+        "eps": stack.eps,
+        "final_norm": stack.final_norm,
+        "depth": stack.depth,
+        "d": stack.d,
+        "dtype": stack.dtype,
+        "matmul_precision": "highest",
+        "device": jax.default_backend(),
+    }
+
+
+def gaussian_state(stack: Stack, tokens: int, key: int) -> np.ndarray:
+    """A state of standard Gaussian tokens, (tokens, d)."""
+    checks.integer("tokens", tokens, 1)
+    with precision.scope(stack.dtype):
+        seed = jax.random.fold_in(jax.random.key(checks.key(key)), 2)
+        return np.asarray(precision.normal(seed, (tokens, stack.d), stack.dtype))
+
+
+def labels(stack: Stack) -> tuple[str, ...]:
+    """One name a row: the block's number, and the branch where a block has several."""
+    several = len(stack.block) > 1
+    rows = [f"{l + 1} {b.name}" if several else str(l + 1) for l in range(stack.depth) for b in stack.block]
+    return (*rows, "final norm") if stack.final_norm else tuple(rows)
+
+
+def _real(mask: Any, shape: tuple[int, int]) -> np.ndarray | None:
+    """A mask as (batch, tokens) of bool."""
+    if mask is None:
+        return None
+    array = np.asarray(mask)
+    if array.dtype != bool or array.shape not in (shape, shape[1:]):
+        raise ValueError(f"mask: needs booleans of shape {shape} or {shape[1:]}, got {array.dtype} of {array.shape}")
+    array = np.broadcast_to(array, shape)
+    if not array.any(axis=1).all():
+        raise ValueError("mask: leaves a state without any token")
+    return array
+
+
+def _cotangents(spec: Any, shape: tuple[int, ...], key: int, dtype: str) -> tuple[str, Array | None]:
+    """The cotangent's kind, and what is sent back from the output, (states, probes, *state)."""
+    if spec is None or (isinstance(spec, str) and checks.one_of("cotangent", spec, ("gaussian",))):
+        return "gaussian", precision.normal(jax.random.fold_in(jax.random.key(key), 1), shape, dtype)
+    if shape[1] > 1:
+        raise ValueError("probes: are Gaussian cotangents; leave out the cotangent, or probes")
+    if callable(spec):
+        return "loss", None
+    array = checks.real_array("cotangent:", spec)
+    state = shape[2:]
+    if array.shape not in (state, (shape[0], *state)):
+        raise ValueError(f"cotangent: needs shape {state}, got {array.shape}")
+    if not array.any():
+        raise ValueError("cotangent: is zero, so there is no gradient to follow")
+    array = np.broadcast_to(array.reshape(-1, 1, *state), (shape[0], 1, *state))
+    return "given", jnp.asarray(array, dtype)
+
+
+def gradient_of(loss: Loss, out: Array) -> Array:
+    """dLoss/d(output); raises a ``ValueError`` unless the loss is one real number."""
+    value = jax.eval_shape(loss, out)
+    if jnp.shape(value) != () or not jnp.issubdtype(value.dtype, jnp.floating):
+        raise ValueError("cotangent: a loss must return one real number")
+    return jax.grad(loss)(out)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 6, 7, 8, 9))
+def measure(
+    stack: Stack,
+    weights: Weights | None,
+    keys: Array,
+    states: Float[Array, "n tokens d"],
+    sent: Float[Array, "n probes tokens d"] | None,
+    real: Array | None,
+    loss: Loss | None,
+    watched: bool,
+    low: bool,
+    batched: bool,
+) -> Rows:
+    """Rows of every state or network, stacked."""
+
+    def one(key: Array, x: Array, sent: Array | None, real: Array | None) -> Rows:
+        found = Drawn(key) if weights is None else weights
+        found = found if real is None else dataclasses.replace(found, mask=real)  # type: ignore[type-var]
+        if not low:
+            back = sent[0] if loss is None else functools.partial(gradient_of, loss)  # type: ignore[index]
+            return probes.profile(stack, found, x, back, watched)[2]
+        trajectory = stack.trace(found, x)
+        out = found.final(stack)(trajectory.out) if stack.final_norm else trajectory.out
+        return flow(stack, found, trajectory, sent if loss is None else gradient_of(loss, out)[None])
+
+    if batched:
+        return jax.vmap(one)(keys, states, sent, real)
+    x, real = states[0], None if real is None else real[0]
+    # networks one after another: on a CPU vmap over them is slower
+    return jax.lax.map(lambda each: one(each[0], x, each[1], real), (keys, sent))
+
+
+def _chain(items: tuple[chains.Item, ...], x: Any, cotangent: Any, key: int, probes: int) -> Profile:
+    """Profile a list of functions, in the dtype of ``x``."""
+    state = x if isinstance(x, jax.Array) else np.asarray(x)
+    if state.dtype.kind in "iub":
+        state = np.asarray(state, np.float64)
+    checks.real_array(
+        "x:", np.asarray(state, np.float64) if state.dtype.kind == "f" or state.dtype.itemsize < 4 else state
+    )
+    dtype = str(state.dtype)
+    with precision.scope(dtype):
+        state = jnp.asarray(state)
+        out = jax.eval_shape(lambda x: chains.forward(items, x)[1], state)
+        kind, sent = _cotangents(cotangent, (1, probes, *out.shape), key, dtype)
+
+        @jax.jit
+        def run(state: Array, sent: Array | None) -> Rows:
+            steps, out = chains.forward(items, state)
+            back = gradient_of(cotangent, out)[None] if sent is None else sent[0]
+            return chains.sweep(steps, back.reshape(len(back), *steps[-1].out.shape))
+
+        rows = run(state, sent)
+        last = state.shape[-1] if state.ndim else 1
+        settings = {
+            "what": "measured",
+            "scheme": "chain",
+            "depth": len(items),
+            "d": last,
+            "tokens": state.size // last,
+            "seeds": 1,
+            "key": key,
+            "cotangent": kind,
+            "probes": probes,
+            "dtype": dtype,
+            "matmul_precision": "highest",
+            "device": jax.default_backend(),
+            "final_norm": isinstance(items[-1], Norm),
+            "reverse_only": chains.reverse_only(items, state),
+        }
+        names = [chains.label(item, i + 1) for i, item in enumerate(items)]
+        return finish({name: leaf[None] for name, leaf in rows.items()}, names, settings, dtype)
+
+
+def finish(rows: Rows, names: Sequence[str], settings: dict[str, Any], dtype: str) -> Profile:
+    """Rows to a profile, unless there was no gradient to follow."""
+    found = Profile.from_rows({name: np.asarray(leaf) for name, leaf in rows.items()}, names, settings)
+    if not np.isfinite(found.stream_rms).all() or not np.isfinite(found.net).all():  # type: ignore[arg-type]
+        raise ValueError(f"model: the stream or its gradient leaves the range of {dtype}, or holds NaN")
+    cotangents.refuse_null(found, dtype)
+    return found
