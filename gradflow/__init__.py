@@ -12,41 +12,54 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "contraction": "gradflow.estimate",
     "law": "gradflow.laws",
+    "audit": "gradflow.audits",
+    "profile": "gradflow.profiles",
     "derive": "gradflow.symbolic",
+    "Audit": "gradflow.audits",
     "Contraction": "gradflow.contractions",
     "ContractionSweep": "gradflow.contractions",
     "Profile": "gradflow.factors",
+    "Residual": "gradflow.chains",
     "Interval": "gradflow.intervals",
     "Scheme": "gradflow.schemes",
     "Stack": "gradflow.stack",
 }
-_MODULES = ("branches", "norms", "schemes", "stack", "symbolic")
+_MODULES = ("adapters", "branches", "checkpoints", "norms", "schemes", "stack", "symbolic")
 
 __all__ = [
+    "Audit",
     "Contraction",
     "ContractionSweep",
     "Interval",
     "Profile",
+    "Residual",
     "Scheme",
     "Stack",
     "__version__",
+    "adapters",
+    "audit",
     "branches",
+    "checkpoints",
     "contraction",
     "derive",
     "law",
     "norms",
+    "profile",
     "schemes",
     "stack",
     "symbolic",
 ]
 
 if TYPE_CHECKING:
-    from gradflow import branches, norms, schemes, stack, symbolic
+    from gradflow import adapters, branches, checkpoints, norms, schemes, stack, symbolic
+    from gradflow.audits import Audit, audit
+    from gradflow.chains import Residual
     from gradflow.contractions import Contraction, ContractionSweep
     from gradflow.estimate import contraction
     from gradflow.factors import Profile
     from gradflow.intervals import Interval
     from gradflow.laws import law
+    from gradflow.profiles import profile
     from gradflow.schemes import Scheme
     from gradflow.stack import Stack
     from gradflow.symbolic import derive

@@ -183,7 +183,7 @@ def _back(step: Step, g: Array, w: Array) -> tuple[Array, Array, Rows]:
         return backward(step.jacobian, g, w)
     if step.norm is not None:
         exact, trunk, row = norm_row(step.norm, g, w)
-        return normalised(exact.out), normalised(trunk.out), bare_row(row, step.x)
+        return normalised(exact), normalised(trunk), bare_row(row, step.x)
     return _plain(step, g, w)
 
 
@@ -194,7 +194,6 @@ def sweep(steps: Sequence[Step], cotangents: Array) -> Rows:
     for step in reversed(steps):
         with _naming(step.name):
             g, w, row = _back(step, g, w)
-        row.pop("trunk_norm_gain", None)  # is in trunk_net
         rows.insert(0, row)
     return {name: jnp.stack([jnp.asarray(row[name]) for row in rows]) for name in rows[0]}
 

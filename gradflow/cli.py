@@ -1,4 +1,4 @@
-"""The shell: ``gradflow contraction``, ``derive``, ``law``. Exit codes: 0 done, 1 a check failed, 2 bad input (one line)."""
+"""The shell, one command a job. Exit codes: 0 done, 1 a check failed, 2 bad input (one line)."""
 
 import contextlib
 import json
@@ -186,6 +186,118 @@ def law(
     _check_plot(plot)
     profile = laws.law(scheme, block.split(","), depth, d=d, norm=norm, final_norm=final_norm)
     _emit(profile, report.profile_table(profile), as_json, plot)
+
+
+class Cotangent(StrEnum):
+    """What an audit sends back."""
+
+    gaussian = "gaussian"
+    pooled = "pooled"
+    mlm = "mlm"
+
+
+def _texts(texts: list[str] | None, file: Path | None) -> list[str]:
+    """Texts of the options, then those of the file, one a line."""
+    lines = []
+    if file is not None:
+        try:
+            lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
+        except UnicodeDecodeError:
+            raise ValueError(f"text-file: {str(file)!r} is no UTF-8 text") from None
+    found = [*(texts or ()), *lines]
+    if not found:
+        raise ValueError('text: give --text "a sentence" (again for each further one), or --text-file with one a line')
+    return found
+
+
+@app.command()
+def audit(
+    path: Annotated[Path, typer.Argument(help="A model's folder: config.json, model.safetensors, tokenizer.")],
+    text: Annotated[list[str] | None, typer.Option(help="A text; give it again for each further one.")] = None,
+    text_file: Annotated[Path | None, typer.Option(help="A file with one text a line.")] = None,
+    cotangent: Annotated[
+        Cotangent, typer.Option(help="pooled: of the sentence embedding; mlm: of the masked-token loss.")
+    ] = Cotangent.gaussian,
+    probes: Annotated[int, typer.Option(help="Gaussian cotangents.")] = 1,
+    key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
+    reference: Annotated[
+        Path | None, typer.Option(help="An .npz of outputs of these weights, recorded elsewhere, to be reproduced.")
+    ] = None,
+    save: Annotated[Path | None, typer.Option(help="Write a baseline for 'gradflow check': FILE.json.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
+) -> None:
+    """What a trained encoder does to the gradient, and which sub-layer and factor lose it.
+
+    For folders of the BERT family (BERT, DistilBERT, RoBERTa and kin), in float64.
+    """
+    texts = _texts(text, text_file)
+    _check_plot(plot)
+    from gradflow import audit_report, audits, baselines
+
+    if save is not None:
+        baselines.check_path(save)
+    with _progress("auditing"):
+        result = audits.audit(path, texts, cotangent=cotangent.value, probes=probes, key=key, reference=reference)
+    if save is not None:
+        result.save(save)
+    _emit(result, audit_report.audit(result), as_json, plot)
+    if save is not None and not as_json:
+        typer.echo(f"Baseline written to {save}", err=True)
+
+
+@app.command()
+def check(
+    baseline: Annotated[Path, typer.Option(help="What 'gradflow audit … --save' wrote.")],
+    model: Annotated[Path | None, typer.Option(help="The model's folder, if not the baseline's.")] = None,
+    band: Annotated[float, typer.Option(help="Largest |log(now/before)| that is no move.")] = 0.05,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Hold a model against a saved audit; exit code 1 if a factor or an end-to-end gain moved."""
+    from gradflow import audit_report, baselines
+
+    with _progress("auditing"):
+        result = baselines.check(baseline, model, band)
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), allow_nan=False))
+    else:
+        _show(audit_report.check(result))
+    if not result.passed:
+        raise typer.Exit(1)
+
+
+@app.command()
+def profile(
+    scheme: Annotated[str, typer.Argument(help="post-ln or pre-ln.")] = "post-ln",
+    block: Annotated[str, typer.Option(help="Branches of one block.")] = "attention,mlp:gelu",
+    depth: Annotated[int, typer.Option(help="Blocks.")] = 12,
+    d: Annotated[int, typer.Option(help="Width.")] = 256,
+    tokens: Annotated[int, typer.Option(help="Tokens of the state, a standard Gaussian each.")] = 64,
+    norm: Annotated[str, typer.Option(help="layernorm or rms.")] = "layernorm",
+    eps: Annotated[float, typer.Option(help="The norm's ε.")] = 1e-5,
+    final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
+    seeds: Annotated[int, typer.Option(help="Random networks to measure.")] = 4,
+    key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
+    probes: Annotated[int, typer.Option(help="Gaussian cotangents per network.")] = 1,
+    weight_grad: Annotated[bool, typer.Option("--weight-grad", help="Also ‖dL/dW‖ of each sub-layer.")] = False,
+    dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
+) -> None:
+    """Every factor of every sub-layer of random networks.
+
+    Where gradient is lost, where gained, and by which factor; exact, trunk, local and bound side by side.
+    """
+    from gradflow import precision, profile_report, profiles
+    from gradflow.stack import Stack
+
+    _check_plot(plot)
+    options = {"norm": norm, "eps": eps, "final_norm": final_norm, "dtype": precision.resolve(dtype)}
+    stack = Stack.make(scheme, block.split(","), depth, d, **options)
+    result = profiles.profile(
+        stack, profiles.gaussian_state(stack, tokens, key), seeds=seeds, key=key, probes=probes, weight_grad=weight_grad
+    )
+    _emit(result, profile_report.profile(result), as_json, plot)
 
 
 @app.command()

@@ -21,9 +21,9 @@ Real = Bool[Array, " tokens"] | None  # False at padding, which no forward figur
 
 
 class Passage(NamedTuple):
-    """A cotangent's way through one norm, and the three factors it pays."""
+    """The way of k cotangents through one norm, and the factors that each pays, (k,)."""
 
-    out: Cotangents
+    out: Float[Array, "k *cotangent"]
     affine: Array
     projection: Array
     norm: Array
@@ -36,26 +36,36 @@ def ratio(numerator: Array, denominator: Array) -> Array:
     return jnp.where(denominator > 0, numerator / jnp.where(denominator > 0, denominator, 1), 0)
 
 
-def through(jacobian: NormJacobian | None, g: Cotangents) -> Passage:
-    """Carry ``g`` back through a norm in the order affine, projection, 1/t; an empty slot costs nothing."""
-    one, zero = jnp.ones((), g.dtype), jnp.zeros((), g.dtype)
+def through(jacobian: NormJacobian | None, g: Float[Array, "k *cotangent"]) -> Passage:
+    """Carry k cotangents back through a norm in the order affine, projection, 1/t; an empty slot costs nothing."""
+    one, zero = jnp.ones(len(g), g.dtype), jnp.zeros(len(g), g.dtype)
     if jacobian is None:
         return Passage(g, one, one, one, zero, zero)
     h = g * jacobian.gain
     tangent = jacobian.tangent(h)
-    out = tangent * jacobian.scale[:, None]
     width = g.shape[-1] ** 0.5
-    along = jnp.sum(h * jacobian.direction, -1) / width
-    mean = jnp.sum(h, -1) / width
-    sizes = [frobenius(v) for v in (g, h, tangent, out, along, mean)]
-    return Passage(
-        out,
-        affine=ratio(sizes[1], sizes[0]),
-        projection=ratio(sizes[2], sizes[1]),
-        norm=ratio(sizes[3], sizes[2]),
-        alignment=ratio(sizes[4], sizes[1]),
-        mean_component=ratio(sizes[5], sizes[1]),
+    # one scale for h and all that it is projected to, none of which is longer: each figure is then one pass over the state
+    largest = jnp.max(jnp.abs(g), tuple(range(1, g.ndim)), keepdims=True)
+    scale = _nonzero(largest) * _nonzero(jnp.max(jnp.abs(jacobian.gain)))
+    kept_h, kept_tangent = (jnp.sqrt(jnp.sum((v / scale) ** 2, -1)) for v in (h, tangent))  # of each token
+    parts = (
+        *(jnp.sum((g / _nonzero(largest)) ** 2, -1) ** 0.5, kept_h, kept_tangent, kept_tangent * jacobian.scale),
+        *(jnp.sum(h / scale * jacobian.direction, -1) / width, jnp.sum(h / scale, -1) / width),
     )
+    g_, h_, tangent_, out_, along, mean = (frobenius(part, 1) for part in parts)
+    return Passage(
+        tangent * jacobian.scale[:, None],
+        affine=ratio(h_, g_) * _nonzero(jnp.max(jnp.abs(jacobian.gain))),
+        projection=ratio(tangent_, h_),
+        norm=ratio(out_, tangent_),
+        alignment=ratio(along, h_),
+        mean_component=ratio(mean, h_),
+    )
+
+
+def _nonzero(value: Array) -> Array:
+    """``value`` as a divisor: 1 where it is 0."""
+    return jnp.where(value > 0, value, 1)
 
 
 def normalised(g: Cotangents) -> Cotangents:
@@ -70,12 +80,12 @@ def kept(state: Array, real: Real) -> tuple[Array, Array]:
     return jnp.where(real[:, None], state, 0), jnp.sum(real, dtype=state.dtype)
 
 
-def token_cosine(state: Array, real: Real = None) -> Array:
+def token_cosine(state: Array, real: Real = None, size: Array | None = None) -> Array:
     """Mean inner product of two different tokens over the mean square: (‖Σx‖² − Σ‖x‖²)/((T − 1) Σ‖x‖²)."""
     state, tokens = kept(state, real)
-    own = frobenius(state) ** 2
-    cosine = ratio(frobenius(state.sum(-2)) ** 2 - own, (tokens - 1) * own)
-    return jnp.where(tokens > 1, cosine, jnp.nan)
+    size = frobenius(state) if size is None else size
+    total = frobenius(ratio(state, size).sum(-2))
+    return jnp.where(tokens > 1, jnp.where(size > 0, (total**2 - 1) / (tokens - 1), 0), jnp.nan)
 
 
 def rms(state: Array, real: Real = None) -> Array:
@@ -84,46 +94,41 @@ def rms(state: Array, real: Real = None) -> Array:
     return frobenius(state) / jnp.sqrt(tokens * state.shape[-1])
 
 
-def stream_cosine(x: Array, u: Array, real: Real = None) -> Array:
-    """cos(x, u), mean over tokens, so that one outlier token does not stand for all."""
-    inner, sizes = jnp.sum(x * u, -1), [jnp.linalg.norm(v, axis=-1) for v in (x, u)]
-    cosines, tokens = kept(ratio(inner, sizes[0] * sizes[1])[:, None], real)
-    return jnp.sum(cosines) / tokens
-
-
 def forward_figures(x: Array, u: Array, added: Array, real: Real = None) -> Rows:
-    """What the way forward says of a sub-layer."""
-    return {
-        "stream_rms": rms(x, real),
-        "branch_rms": rms(added, real),
-        "sum_rms": rms(u, real),
-        "stream_cosine": stream_cosine(x, u, real),
-        "token_cosine": token_cosine(x, real),
+    """What the way forward says of a sub-layer; cos(x, u) is the mean over tokens: no outlier stands for all."""
+    sizes = [jax.vmap(frobenius)(state) for state in (x, u, added)]  # of each token
+    cosines = jnp.sum(ratio(x, sizes[0][:, None]) * ratio(u, sizes[1][:, None]), -1)
+    (cosines, *each), (tokens, *_) = zip(*(kept(v[:, None], real) for v in (cosines, *sizes)), strict=True)
+    totals = [frobenius(size) for size in each]
+    names = ("stream_rms", "sum_rms", "branch_rms")
+    return {name: total / jnp.sqrt(tokens * x.shape[-1]) for name, total in zip(names, totals, strict=True)} | {
+        "stream_cosine": jnp.sum(cosines) / tokens,
+        "token_cosine": token_cosine(x, real, totals[0]),
     }
 
 
 def norm_row(
     jacobian: NormJacobian | None, g: Cotangents, w: Cotangents, real: Real = None
-) -> tuple[Passage, Passage, Rows]:
-    """Factors of a norm on the identity path, for the gradient ``g`` and the trunk vector ``w``.
+) -> tuple[Cotangents, Cotangents, Rows]:
+    """Carry gradient ``g`` and trunk vector ``w`` back through a norm on the identity path; both, and the factors.
 
     ``radius_gain`` is 1/‖u‖ as the article has it, rms over tokens: what a gradient spread evenly over tokens would pay.
     """
-    exact, trunk = through(jacobian, g), through(jacobian, w)
+    passage = through(jacobian, jnp.stack([g, w]))  # the two at once: half the program
     radius_gain, degenerate = jnp.ones((), g.dtype), jnp.zeros((), jnp.int32)
     if jacobian is not None:
         radius_gain = rms(jacobian.scale[..., None], real)
         degenerate = jnp.sum(jacobian.degenerate & (True if real is None else real), dtype=jnp.int32)
-    row = {name: getattr(exact, name) for name in Passage._fields[1:]}
+    row = {name: getattr(passage, name)[0] for name in Passage._fields[1:]}
     row |= {
-        "trunk_projection": trunk.projection,
-        "trunk_alignment": trunk.alignment,
-        "trunk_norm_gain": trunk.affine * trunk.projection * trunk.norm,
+        "trunk_projection": passage.projection[1],
+        "trunk_alignment": passage.alignment[1],
+        "trunk_norm_gain": (passage.affine * passage.projection * passage.norm)[1],
         "radius_gain": radius_gain,
         "degenerate": degenerate,
         "gradient_cosine": token_cosine(g, real),
     }
-    return exact, trunk, row
+    return passage.out[0], passage.out[1], row
 
 
 def sublayer_row(row: Rows, alpha: Array, arrived: Array, left: Array, back: Array, returned: Array) -> Rows:
@@ -150,15 +155,16 @@ def backward(
 ) -> tuple[Cotangents, Cotangents, Rows]:
     """Carry gradient and trunk vector back through one sub-layer; returns both, normalised, and the factors."""
     exact, trunk, row = norm_row(step.norm_out, g, w, real)
-    after_branch = through(step.norm_branch, step.beta * exact.out)
-    before_branch = through(step.norm_in, jax.vmap(step.branch_pullback())(after_branch.out))
-    back = step.alpha * exact.out + before_branch.out
+    after_branch = through(step.norm_branch, (step.beta * exact)[None])
+    before_branch = through(step.norm_in, jax.vmap(step.branch_pullback())(after_branch.out[0])[None])
+    returned = before_branch.out[0]
+    back = step.alpha * exact + returned
 
-    row = sublayer_row(row, step.alpha, *map(frobenius, (g, exact.out, back, before_branch.out)))
+    row = sublayer_row(row, step.alpha, *map(frobenius, (g, exact, back, returned)))
     for slot, passage in (("in", before_branch), ("out", after_branch)):
-        row |= {f"branch_{slot}_{name}": getattr(passage, name) for name in Passage._fields[1:4]}
+        row |= {f"branch_{slot}_{name}": getattr(passage, name)[0] for name in Passage._fields[1:4]}
     row |= forward_figures(step.x, step.u, step.added, real)
-    return normalised(back), normalised(step.alpha * trunk.out), row
+    return normalised(back), normalised(step.alpha * trunk), row
 
 
 def bare_row(row: Rows, x: Array, real: Real = None) -> Rows:
@@ -166,9 +172,8 @@ def bare_row(row: Rows, x: Array, real: Real = None) -> Rows:
     last = dict.fromkeys(("stream_cosine", "skip", "branch"), 1.0) | {"branch_rms": 0.0, "branch_return": 0.0}
     last |= {f"branch_{slot}_{name}": 1.0 for slot in ("in", "out") for name in Passage._fields[1:4]}
     last |= {"stream_rms": rms(x, real), "sum_rms": rms(x, real), "token_cosine": token_cosine(x, real)}
-    return (
-        last | row | {"net": row["affine"] * row["projection"] * row["norm"], "trunk_net": row.pop("trunk_norm_gain")}
-    )
+    trunk_net = row.pop("trunk_norm_gain")
+    return last | row | {"net": row["affine"] * row["projection"] * row["norm"], "trunk_net": trunk_net}
 
 
 def append(rows: Rows, row: Rows) -> Rows:
@@ -194,7 +199,7 @@ def flow(stack: Stack, weights: Weights, trajectory: Trajectory, cotangents: Cot
     real, last = weights.mask, None
     if stack.final_norm:
         exact, trunk, last = norm_row(weights.final(stack).jacobian(trajectory.out), g, w, real)
-        g, w = normalised(exact.out), normalised(trunk.out)
+        g, w = normalised(exact), normalised(trunk)
 
     def block(carry: tuple[Cotangents, Cotangents], inputs: tuple) -> tuple[tuple, Rows]:
         g, w = carry

@@ -81,8 +81,9 @@ def push_norm(jacobian: NormJacobian | None, basis: Float[Array, "tokens d k"]) 
     return basis if jacobian is None else jacobian.push(basis)
 
 
-def frobenius(state: Array) -> Array:
-    """Frobenius norm over all axes, free of under- and overflow."""
-    largest = jnp.max(jnp.abs(state))
+def frobenius(state: Array, keep: int = 0) -> Array:
+    """Frobenius norm over all axes but the first ``keep``, free of under- and overflow."""
+    axes = tuple(range(keep, state.ndim))
+    largest = jnp.max(jnp.abs(state), axes, keepdims=True)
     safe = jnp.where(largest > 0, largest, 1)
-    return safe * jnp.sqrt(jnp.sum((state / safe) ** 2))
+    return safe.reshape(safe.shape[:keep]) * jnp.sqrt(jnp.sum((state / safe) ** 2, axes))

@@ -103,7 +103,7 @@ class NormJacobian:
 
     def tangent(self, h: Vectors) -> Vectors:
         """``P_t h = (P − κ ŷŷᵀ/d) h``, the symmetric part that projects; ``h`` may have leading axes of its own."""
-        h = _centre(h) if self.centred else h
+        h = h - _mean(h) if self.centred else h
         along = _mean(self.direction * h) * self.direction
         return h - along + self.kept[..., None] * along
 
@@ -198,7 +198,7 @@ class Norm:
             raise ValueError(f"x: needs vectors of {self.gain.size} entries along the last axis, got shape {x.shape}")
         with precision.scope(x.dtype):
             wide = x.astype(_wide(x.dtype))
-            value, unit = _at(self.row, self.eps, wide)
+            value, unit = _normalise(self.row, self.eps, wide), _at(self.row, self.eps, wide)[1]  # compiled: one pass
             gain, bias = (p.astype(wide.dtype) for p in (self.gain, self.bias))
             return (value * gain + bias).astype(x.dtype), replace(unit, gain=gain)
 

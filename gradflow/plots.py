@@ -175,6 +175,33 @@ def profile(p: Profile) -> Figure:
     return figure
 
 
+def audit(p: Profile, c: float) -> Figure:
+    """All four cumulative gains of a trained network beside (1 − c)^L, and the factors, each sub-layer by its name."""
+    figure, (left, right) = _axes(11.5, 4.6, 2)
+    S = len(p.labels)
+    x = np.arange(S + 1)
+    estimate = (S - x) * np.log1p(-c)
+    cumulative(left, p, None, ("bound", "local", "trunk", "exact"), [estimate])
+    left.plot(x, np.exp(estimate), color="0.35", ls="--", lw=1, label=f"estimate (1 − {c:g})^(L − l)")
+    left.legend(fontsize=7.5, frameon=False)
+    texts = f"; band: 95 % of {len(p.net)} texts" if len(p.net) > 1 else ""
+    left.set_title(
+        f"gain, last hidden state back to sub-layer l; {p.settings['cotangent']} cotangent{texts}",
+        fontsize=10,
+        loc="left",
+    )
+    factors(right, p)
+    right.set_ylim(0, 1.3 * right.get_ylim()[1])  # room for the legend above the curves
+    step = -(-S // 24)
+    step += step % 2 if step > 1 else 0  # of a deep model only first sub-layers of a block
+    names = [label.split(":")[0] for label in p.labels]
+    right.set_xticks(
+        np.arange(1, S + 1)[::step], names[::step], rotation=60, ha="right", fontsize=7, rotation_mode="anchor"
+    )
+    right.set_xlabel("sub-layer, by block")
+    return figure
+
+
 def sweep(s: ContractionSweep) -> Figure:
     """End-to-end gain against depth: every seed a dot, laws as lines with the band of 95 % of networks."""
     figure, (ax,) = _axes(6.4, 4.4)

@@ -28,7 +28,7 @@ from gradflow.flow import (
 )
 from gradflow.jacobian import frobenius
 from gradflow.norms import Norm, NormJacobian
-from gradflow.stack import Layer, Stack, State, Weights
+from gradflow.stack import Layer, Stack, State, Weights, rescale
 
 ON_NORM = (
     *Passage._fields[1:],
@@ -56,8 +56,8 @@ def _leave_back(residuals: tuple[NormJacobian | None, Real], cotangents: tuple[S
     jacobian, real = residuals
     g, w = cotangents
     exact, trunk, row = norm_row(jacobian, g, w, real)
-    row |= {"arrived": frobenius(g), "left": frobenius(exact.out)}
-    return exact.out, trunk.out, _pack(row, ON_NORM, g.dtype), None, None, None
+    row |= {"arrived": frobenius(g), "left": frobenius(exact)}
+    return exact, trunk, _pack(row, ON_NORM, g.dtype), None, None, None
 
 
 leave.defvjp(lambda u, w, notes, value, jacobian, real: ((value, w), (jacobian, real)), _leave_back)
@@ -70,9 +70,9 @@ def pass_slot(x: State, notes: Notes, value: State, jacobian: NormJacobian | Non
 
 
 def _slot_back(jacobian: NormJacobian | None, g: State) -> tuple:
-    passage = through(jacobian, g)
-    row = {name: getattr(passage, name) for name in ON_SLOT[:3]} | {"size": frobenius(passage.out)}
-    return passage.out, _pack(row, ON_SLOT, g.dtype), None, None
+    passage = through(jacobian, g[None])
+    row = {name: getattr(passage, name)[0] for name in ON_SLOT[:3]} | {"size": frobenius(passage.out)}
+    return passage.out[0], _pack(row, ON_SLOT, g.dtype), None, None
 
 
 pass_slot.defvjp(lambda x, notes, value, jacobian: (value, jacobian), _slot_back)
@@ -88,9 +88,8 @@ def _enter_back(residuals: None, cotangents: tuple[State, State]) -> tuple:
     notes: list[Array] = [frobenius(cotangents[0])]
     scaled: list[Array] = []
     for g in cotangents:
-        largest = jnp.max(jnp.abs(g))
-        _, shift = jnp.frexp(jnp.where(largest > 0, largest, 1))
-        scaled.append(jnp.ldexp(g, -shift))
+        g, shift = rescale(g, jnp.zeros((), jnp.int32))
+        scaled.append(g)
         notes.append(shift.astype(g.dtype))
     return *scaled, jnp.stack(notes)
 

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradflow.factors import Profile
-from gradflow.report import _table, number, profile_table
+from gradflow.report import grid, number, profile_table
 
 
 def profile(p: Profile) -> Group:
@@ -38,14 +38,16 @@ def heading(p: Profile) -> Text:
     elif s["seeds"] > 1:
         parts.append(f"{s['seeds']} networks")
     probes = f" × {s['probes']}" if s["probes"] > 1 else ""
-    return Text(" · ".join([*parts, f"key {s['key']}", f"cotangent: {s['cotangent']}{probes}", s["dtype"]]), style="dim")
+    return Text(
+        " · ".join([*parts, f"key {s['key']}", f"cotangent: {s['cotangent']}{probes}", s["dtype"]]), style="dim"
+    )
 
 
 def arrows(p: Profile) -> Table:
     """The block's equation with forward rms and gradient at x, f, u and x', geometric mean over blocks and seeds."""
     names = p.settings["branch"].split(" + ")
     columns = ("", "x", "f(x), as added", "u = αx + βf(x)", "x'")
-    out = _table(f"{p.settings['equation']}: rms at each arrow, forward → and gradient ← (1 at x')", columns)
+    out = grid(f"{p.settings['equation']}: rms at each arrow, forward → and gradient ← (1 at x')", columns)
     inside = len(p.labels) - bool(p.settings["final_norm"])
     entering = _column(p, "stream_rms")[:inside]
     leaving = np.append(_column(p, "stream_rms")[1:], np.nan)[:inside]  # what enters the next sub-layer

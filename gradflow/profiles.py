@@ -72,9 +72,9 @@ def profile(
     checks.key(key)
     case = {"cotangent": cotangent, "key": key, "probes": number}
     if isinstance(model, Sequence) and not isinstance(model, str):
-        options = {"weights": weights, "mask": mask, "seeds": seeds, "weight_grad": weight_grad}
-        for name, given in options.items():
-            if given not in (None, False, 1):
+        fixed = {"weights": weights is None, "mask": mask is None, "seeds": seeds == 1, "weight_grad": not weight_grad}
+        for name, left_out in fixed.items():
+            if not left_out:
                 raise ValueError(f"{name}: a list of functions carries its own; leave {name} out")
         return _chain(chains.checked(model), x, **case)
     stack = getattr(model, "stack", model)
@@ -255,10 +255,10 @@ def _chain(items: tuple[chains.Item, ...], x: Any, cotangent: Any, key: int, pro
     state = x if isinstance(x, jax.Array) else np.asarray(x)
     if state.dtype.kind in "iub":
         state = np.asarray(state, np.float64)
-    checks.real_array(
-        "x:", np.asarray(state, np.float64) if state.dtype.kind == "f" or state.dtype.itemsize < 4 else state
-    )
+    checks.real_array("x:", state)
     dtype = str(state.dtype)
+    if dtype not in precision.DTYPES:
+        raise ValueError(f"x: a list of functions runs in {' or '.join(precision.DTYPES)}, got {dtype}")
     with precision.scope(dtype):
         state = jnp.asarray(state)
         out = jax.eval_shape(lambda x: chains.forward(items, x)[1], state)

@@ -55,7 +55,7 @@ def span(interval: Interval | None) -> str:
     return f"{number(interval.low, 3)} … {number(interval.high, 3)}"
 
 
-def _table(title: str, columns: Sequence[str]) -> Table:
+def grid(title: str, columns: Sequence[str]) -> Table:
     """An empty table; the first column is text, the others are numbers."""
     table = Table(
         title=title,
@@ -101,7 +101,7 @@ def contraction(r: Contraction) -> Group:
         "measured",
         *(("95 % of the mean",) if several else ()),
     )
-    table = _table(f"Gradient gain, output to input, over {r.depth} sub-layers", (*columns, "per layer"))
+    table = grid(f"Gradient gain, output to input, over {r.depth} sub-layers", (*columns, "per layer"))
     estimate = [number(r.closed_form), "", ""] if lawful else [number(r.closed_form)]
     table.add_row("estimate (1 − c)^L", *estimate, *([""] if several else []), number(1 - r.c))
     for name, law, logs in rows:
@@ -123,7 +123,7 @@ def _factor_table(r: Contraction) -> Table:
     shown = [name for name in FACTORS if not (recorded and name in ("skip", "branch"))]
     columns = [*shown, *([] if recorded else ["net"]), "alignment", "cos(x,u)"]
     where = "along the trunk" if recorded else "along the gradient"
-    table = _table(f"Factors per sub-layer, geometric mean, {where}", ("", *columns))
+    table = grid(f"Factors per sub-layer, geometric mean, {where}", ("", *columns))
     for name, profile in (("law", r.law_profile), ("measured", r.profile)):
         if profile is not None:
             table.add_row(name, *(_cell(profile, column) for column in columns))
@@ -150,7 +150,7 @@ def _spectrum_line(r: Contraction) -> Text:
 
 def sweep(s: ContractionSweep) -> Group:
     """One row a depth."""
-    table = _table(
+    table = grid(
         "Gradient gain, output to input, against depth",
         ("L", "(1 − c)^L", "bound", "trunk law", "trunk", "exact law", "exact", "95 % of the mean"),
     )
@@ -182,7 +182,7 @@ def profile_table(p: Profile) -> Table:
     present = [name for name in figures if (values := getattr(p, name)) is not None and np.isfinite(values).any()]
     present = [name for name in present if name not in ("affine", "skip") or not np.all(getattr(p, name) == 1)]
     curves = [name for name in ("exact", "trunk") if np.isfinite(getattr(p, f"log_{name}")).any()]
-    table = _table(
+    table = grid(
         f"Factors per sub-layer ({p.settings.get('what', 'measured')}), input to output; ∏ is cumulative from the output",
         ("", *(_SHORT.get(name, name) for name in present), *(f"∏{name}" for name in curves)),
     )

@@ -147,10 +147,15 @@ class Trajectory:
 
 
 def rescale(basis: Array, exponent: Array) -> tuple[Array, Array]:
-    """Divide by the power of two that brings the largest entry to [1/2, 1); exact, and counted in the exponent."""
+    """Divide by the power of two that brings the largest entry to [1/2, 1); exact, and counted in the exponent.
+
+    (At the very ends of the dtype's range by as much of it as has a finite inverse.)
+    """
     largest = jnp.max(jnp.abs(basis))
     _, shift = jnp.frexp(jnp.where(largest > 0, largest, 1))
-    return jnp.ldexp(basis, -shift), exponent + shift
+    limit = jnp.finfo(basis.dtype).maxexp - 2
+    shift = jnp.clip(shift, -limit, limit)
+    return basis * jnp.ldexp(jnp.ones((), basis.dtype), -shift), exponent + shift  # a product: ldexp is slow on arrays
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def flow(
         u, gain = inputs
         jacobian = Norm(gain, jnp.zeros_like(gain), row, eps).jacobian(u)
         _, trunk, rows = norm_row(jacobian, w, w)
-        return normalised(trunk.out), rows | {"trunk_net": rows.pop("trunk_norm_gain")}
+        return normalised(trunk), rows | {"trunk_net": rows.pop("trunk_norm_gain")}
 
     _, rows = jax.lax.scan(sublayer, normalised(cotangents), (u, gain), reverse=True)
     unknown = jnp.full(u.shape[0], jnp.nan, u.dtype)

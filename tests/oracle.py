@@ -218,7 +218,12 @@ class Network:
             out, row = self._norm_row(True, ran.out, g, w)
             neutral = dict(skip=1.0, branch=1.0, branch_return=0.0, stream_cosine=1.0, branch_rms=0.0)
             neutral |= {f"branch_{s}_{n}": 1.0 for s in ("in", "out") for n in ("affine", "projection", "norm")}
-            figures = dict(stream_rms=_rms(ran.out), sum_rms=_rms(ran.out), token_cosine=pooled_cosine(ran.out), net=size(out) / size(g))
+            figures = dict(
+                stream_rms=_rms(ran.out),
+                sum_rms=_rms(ran.out),
+                token_cosine=pooled_cosine(ran.out),
+                net=size(out) / size(g),
+            )
             rows.append(row | neutral | figures)
             g = out
             w = jax.vmap(lambda c: jax.vjp(self._norm, ran.out)[1](c)[0])(w)

@@ -102,7 +102,10 @@ def test_given_weights_with_biases_and_gains_against_the_equations(scheme, causa
     p = gradflow.profile(stack, x, c, weights=weights, mask=mask)
     _, pull = jax.vjp(functools.partial(plain, stack, weights, mask=mask), x)
     gradient = pull(c)[0]
-    close(p.stream_rms[0, -1], jnp.sqrt(jnp.mean(plain(dataclasses.replace(stack, final_norm=False), weights, x, mask)[:4] ** 2)))
+    close(
+        p.stream_rms[0, -1],
+        jnp.sqrt(jnp.mean(plain(dataclasses.replace(stack, final_norm=False), weights, x, mask)[:4] ** 2)),
+    )
     close(p.exact[0, 0], jnp.linalg.norm(gradient) / jnp.linalg.norm(c))
     close(gradient[4], 0)
     assert p.labels == (
@@ -273,7 +276,7 @@ BAD = {
     "norm_out: unknown 'layernrom'; did you mean 'layernorm'": ([gradflow.Residual(jnp.sin, norm_out="layernrom")], {}),
     "weights: a list": ([jnp.sin], {"weights": Drawn(jax.random.key(0))}),
     "x: needs shape": (made(), {"x": np.ones((TOKENS, D + 1))}),
-    "x: holds 1 NaN": (made(), {"x": np.where(X == X[0, 0], np.nan, X)}),
+    "x: holds 1 NaN": (made(), {"x": np.where(X[0, 0] == X, np.nan, X)}),
     "cotangent: needs shape": (made(), {"cotangent": np.ones(D)}),
     "cotangent: is zero": (made(), {"cotangent": np.zeros((TOKENS, D))}),
     "cotangent: lies in the null space": (made(), {"cotangent": np.ones((TOKENS, D))}),

@@ -38,15 +38,9 @@ def stacked(weights, stack):
 
 @table
 @pytest.mark.usefixtures("eager")
-def test_product_is_jacfwd_of_the_whole_network(norm, scheme, block, final, tokens):
+def test_product_is_jacfwd_of_the_whole_network_and_the_stream_its_equation(norm, scheme, block, final, tokens):
     r = run(norm, scheme, block, final, tokens)
     close(r.product, r.oracle.product(r.x))
-
-
-@table
-@pytest.mark.usefixtures("eager")
-def test_stream_is_the_residual_equation(norm, scheme, block, final, tokens):
-    r = run(norm, scheme, block, final, tokens)
     truth = r.oracle.states(r.x)
     for figure in ("x", "u", "added", "out"):
         close(getattr(r.trace, figure), getattr(truth, figure))

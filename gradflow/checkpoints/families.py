@@ -39,6 +39,8 @@ class Family:
         Whether there are token-type embeddings; type 0 is used.
     pad_offset : bool
         Whether positions start at ``pad_token_id`` + 1 and count what is not padding.
+    mask : str
+        The tokenizer's word for a masked token.
     """
 
     name: str
@@ -61,6 +63,7 @@ class Family:
     norms: tuple[str, ...] = ("attention.output.LayerNorm", "output.LayerNorm")
     types: bool = True
     pad_offset: bool = False
+    mask: str = "[MASK]"
 
 
 FAMILIES = (
@@ -98,6 +101,7 @@ FAMILIES = (
         name="roberta",
         source="Liu et al. 2019 (1907.11692)",
         model_types=("roberta", "xlm-roberta", "camembert"),
+        mask="<mask>",
         prefix="roberta.",
         head=HeadNames(
             "lm_head.dense",

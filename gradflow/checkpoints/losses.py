@@ -1,5 +1,7 @@
 """Scalars of an encoder's output whose gradients an audit sends back: the pooled embedding, and the masked-token loss."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,11 +9,11 @@ from jaxtyping import Array, Bool, Float
 
 from gradflow import precision
 from gradflow.checkpoints import tokens
+from gradflow.checkpoints.families import family_of
 from gradflow.checkpoints.model import Checkpoint
 from gradflow.stack import State
 
 SHARE = 0.15  # of a text's tokens are masked, as in BERT's training
-MASKS = {"roberta": "<mask>"}  # the other families write [MASK]
 
 
 def unit_mean(out: State, real: Bool[Array, " tokens"]) -> Float[Array, " d"]:
@@ -48,7 +50,7 @@ def masked(checkpoint: Checkpoint, ids: np.ndarray, key: int, row: int = 0) -> t
     ValueError
         If the tokenizer has no mask token, or the text nothing to mask.
     """
-    word = MASKS.get(checkpoint.family, "[MASK]")
+    word = family_of(checkpoint.config).mask
     around = tokens.encode(checkpoint.path, word)  # start, mask, end
     if around.size != 3:
         raise ValueError(f"cotangent: 'mlm' needs the mask token {word!r}, which this tokenizer does not know")
@@ -62,15 +64,27 @@ def masked(checkpoint: Checkpoint, ids: np.ndarray, key: int, row: int = 0) -> t
     return hidden, places
 
 
-def masked_loss(checkpoint: Checkpoint, out: State, places: np.ndarray, labels: np.ndarray) -> Float[Array, ""]:
-    """Mean cross-entropy of the masked-language-model head at the masked places."""
-    logits = checkpoint.mlm_logits(out[places])  # the head acts on each token alone
-    assert logits is not None, "asked of a checkpoint without a head"
-    return -jnp.mean(jnp.take_along_axis(jax.nn.log_softmax(logits), jnp.asarray(labels)[:, None], 1))
+def masked_gradients(
+    checkpoint: Checkpoint, outs: Float[Array, "texts tokens d"], places: list[np.ndarray], labels: list[np.ndarray]
+) -> np.ndarray:
+    """Gradient, in each text's output, of the head's mean cross-entropy at the masked places, (texts, tokens, d)."""
+    assert checkpoint.head is not None, "asked of a checkpoint without a head"
+    head, shape = checkpoint.head, (len(places), max(where.size for where in places))
+    at, wanted, weight = np.zeros(shape, int), np.zeros(shape, int), np.zeros(shape)
+    for row, (where, label) in enumerate(zip(places, labels, strict=True)):
+        at[row, : where.size], wanted[row, : where.size], weight[row, : where.size] = where, label, 1 / where.size
 
+    def loss(out: State, decoder: Array, at: Array, wanted: Array, weight: Array) -> Array:
+        logits = replace(checkpoint, head=replace(head, decoder=decoder)).mlm_logits(out[at])  # token by token
+        assert logits is not None
+        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), wanted[:, None], 1)
+        return -jnp.sum(weight * picked[:, 0])
 
-def masked_gradient(checkpoint: Checkpoint, out: State, places: np.ndarray, labels: np.ndarray) -> np.ndarray:
-    """Gradient of `masked_loss` in the output, (tokens, d)."""
+    @jax.jit
+    def slopes(
+        decoder: Array, *rows: Array
+    ) -> Array:  # the decoder is large: no constant of the program, but handed in
+        return jax.lax.map(lambda row: jax.grad(loss)(row[0], decoder, *row[1:]), rows)
+
     with precision.scope("float64"):
-        # not jitted: the decoder, as large as the vocabulary, would become a constant of the program
-        return np.asarray(jax.grad(lambda out: masked_loss(checkpoint, out, places, labels))(out))
+        return np.asarray(slopes(head.decoder, outs, at, wanted, weight))

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -15,6 +16,8 @@ from gradflow.norms import Norm
 from gradflow.numeric import to_jax
 from gradflow.stack import Given, Stack, State
 from gradflow.symbolic.moments import ACTIVATIONS, z
+
+_normed = jax.jit(lambda norm, x: norm(x))  # op by op it would be compiled op by op
 
 
 @dataclass(frozen=True, eq=False)
@@ -115,7 +118,7 @@ class Checkpoint:
             real = ids != self.sizes.pad
             places = np.cumsum(real) * real + self.sizes.pad
         summed = e.word[ids].astype(np.float64) + e.position[places] + e.kind
-        return e.norm(precision.as_array(summed))
+        return _normed(e.norm, precision.as_array(summed))
 
     def given(self, mask: Any = None) -> Given:
         """The weights, with padding marked: ``mask`` (tokens,) is 0 at keys that attention must not see."""

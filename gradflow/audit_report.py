@@ -1,0 +1,174 @@
+"""An audit as a table and a sentence, every number of which is the measured profile's."""
+
+from typing import Any
+
+import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from gradflow.audits import Audit, C
+from gradflow.baselines import Check
+from gradflow.factors import Profile
+from gradflow.report import ROWS_SHOWN, grid, number
+from gradflow.verdicts import NOTHING, does, per_layer
+
+MOVES_SHOWN = 24
+_WORDS = {"affine": "γ", "projection": "the projection", "norm": "1/‖u‖", "skip": "the skip", "branch": "the branch"}
+_NOTE = (
+    "stream: rms of x as it enters; share: the branch's, ‖f‖/‖u‖, u = x + f(x), over all tokens; cos(x,u): mean over tokens; "
+    "align: cosine of the arriving gradient with û; net: product of the factors{skip}; exact, trunk (F = 0): gain from the "
+    "output back to the sub-layer's input."
+)
+
+
+def audit(a: Audit) -> Group:
+    """One screen: what was run, the gains end to end, the factors of every sub-layer, the verdict."""
+    return Group(_heading(a), "", _gains(a), _factors(a.profile), _note(a.profile), "", Text(f"Verdict: {a.verdict}"))
+
+
+def _heading(a: Audit) -> Text:
+    """Which model, on what, and what vouches for the figures."""
+    s, parity = a.settings, a.parity
+    lengths = ", ".join(map(str, s["tokens"][:6])) + (", …" if len(s["tokens"]) > 6 else "")
+    probes = f" × {s['probes']} probes" if s["probes"] > 1 else ""
+    parts = [
+        f"{s['model']} ({a.family})",
+        f"{s['depth']} blocks, {len(a.profile.labels)} sub-layers",
+        f"d = {s['d']}",
+        f"ε = {s['eps']:g}",
+        f"tokens = {lengths}",
+        f"cotangent: {s['cotangent']}{probes}",
+        f"key {s['key']}",
+        s["dtype"],
+    ]
+    vouched = f"parity: {parity.tested} ({parity.states} states, off by {parity.worst:.1e} of their rms at most)"
+    return Text(" · ".join(parts) + "\n" + vouched, style="dim")
+
+
+def _gains(a: Audit) -> Table:
+    """End-to-end gains beside the estimate."""
+    p = a.profile
+    several = f", geometric mean over {len(a.ids)} texts" if len(a.ids) > 1 else ""
+    names = ("exact", "trunk", "local", "bound")
+    table = grid(
+        f"Gradient gain, last hidden state to embedding, over {len(p.labels)} sub-layers{several}",
+        ("", "exact", "trunk", "local", "bound ∏ (1 − c_j)/‖u_j‖", f"(1 − {C:g})^L"),
+    )
+    ends = [end(p, name) for name in names] + [a.closed_form]
+    table.add_row("end to end", *map(number, ends))
+    table.add_row("per sub-layer", *(number(gain ** (1 / len(p.labels))) for gain in ends))
+    return table
+
+
+def end(p: Profile, name: str) -> float:
+    """End-to-end gain of a cumulative curve, geometric mean over texts."""
+    return float(np.exp(np.mean(getattr(p, f"log_{name}")[:, 0])))
+
+
+def _factors(p: Profile) -> Table:
+    """One row a sub-layer; the middle of a deep model is left out."""
+
+    def mean(name: str) -> np.ndarray:
+        return p.summary(name).mean
+
+    columns = {
+        "stream": mean("stream_rms"),
+        "share": mean("branch_rms") / mean("sum_rms"),
+        "cos(x,u)": mean("stream_cosine"),
+        "align": mean("alignment"),
+        "affine": mean("affine"),
+        "proj": mean("projection"),
+        "norm": mean("norm"),
+        **({} if _unit_skip(p) else {"skip": mean("skip")}),
+        "branch": mean("branch"),
+        "net": mean("net"),
+        "exact": mean("exact"),
+        "trunk": mean("trunk"),
+    }
+    table = grid("Factors per sub-layer, input to output", ("", *columns))
+    n, half = len(p.labels), ROWS_SHOWN // 2
+    for i in range(n) if n <= ROWS_SHOWN + 1 else [*range(half), -1, *range(n - half, n)]:
+        if i < 0:
+            table.add_row("⋮")
+            continue
+        table.add_row(p.labels[i].split(":")[0], *(number(float(values[i]), 3) for values in columns.values()))
+    return table
+
+
+def _unit_skip(p: Profile) -> bool:
+    return bool(np.all(p.skip == 1))
+
+
+def _note(p: Profile) -> Text:
+    return Text(_NOTE.format(skip=", the skip's being 1 everywhere" if _unit_skip(p) else ""), style="dim")
+
+
+def verdict(a: Audit) -> str:
+    """Which block and factor lose most, what the branches return, and whether the argument's premise and conclusion hold."""
+    p, S = a.profile, len(a.profile.labels)
+    exact, trunk, bound = (end(p, name) for name in ("exact", "trunk", "bound"))
+    estimate = np.log(a.closed_form)
+    holds = exact > 0 and abs(np.log(exact) - estimate) < 0.25 * abs(estimate)
+    says = (
+        f"{'as' if holds else 'where'} (1 − {C:g})^{S} says {a.closed_form:.4g} and the argument's product {bound:.4g}"
+    )
+    parts = [
+        f"The gradient keeps {exact:.4g} over {S} sub-layers (trunk alone: {trunk:.4g}), {says}",
+        _blame(a),
+        f"per sub-layer {', '.join(f'{_WORDS[name]} {_short(p, name)}' for name in ('affine', 'projection', 'norm'))}",
+        _branch(per_layer(p, "branch")),
+        _premise(p),
+    ]
+    return "; ".join(parts) + "."
+
+
+def place(label: str) -> str:
+    """'block 3's attention' from a row's label."""
+    block, _, branch = label.partition(" ")
+    kind = branch.partition(":")[0]
+    return f"block {block}'s {kind.upper() if kind == 'mlp' else kind}"
+
+
+def _blame(a: Audit) -> str:
+    w = a.worst
+    if w.net > 1 - NOTHING:
+        return f"no sub-layer loses: the least, {place(w.label)}, keeps {w.net:.4g}"
+    return (
+        f"the largest loss is at {place(w.label)}, which keeps {w.net:.4g}, by {_WORDS[w.factor]}, {w.value:.4g} there"
+    )
+
+
+def _short(p: Profile, name: str) -> str:
+    return does(per_layer(p, name)).removesuffix(" per sub-layer")
+
+
+def _branch(gain: float) -> str:
+    if abs(gain - 1) < NOTHING:
+        return "the branches return nothing"
+    verb = "give back" if gain > 1 else "take another"
+    return f"the branches, which the estimate leaves out, {verb} {100 * abs(gain - 1):.3g} %"
+
+
+def _premise(p: Profile) -> str:
+    x_u: Any = p.stream_cosine
+    align: Any = p.alignment
+    return (
+        f"the premise, cos(x, u), is {x_u.min():.2f} to {x_u.max():.2f}; what the projection acts on, the gradient's cosine "
+        f"with u, is at most {align.max():.2f}"
+    )
+
+
+def check(c: Check) -> Group:
+    """What moved, or that nothing did."""
+    against = f"{c.compared} figures against {c.baseline.file.name}, band ±{100 * c.band:g} % in the log"
+    cut = [] if c.same_ids else [Text("The tokenizer cuts the texts otherwise than it did.", style="bold")]
+    if c.passed:
+        return Group(*cut, Text(f"Nothing moved: {against}"))
+    table = grid("Moved, the largest change first", ("", "factor", "before", "now", "now/before"))
+    for move in c.moved[:MOVES_SHOWN]:
+        change = move.now / move.before if move.before else np.inf
+        table.add_row(move.sublayer, move.factor, *(number(v) for v in (move.before, move.now, change)))
+    if len(c.moved) > MOVES_SHOWN:
+        table.add_row(f"and {len(c.moved) - MOVES_SHOWN} more")
+    return Group(*cut, table, Text(f"{len(c.moved)} of {against}"))

@@ -1,0 +1,257 @@
+"""`audit`: what happens to the gradient in a trained post-LN encoder, sub-layer by sub-layer, after its parity is shown."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from gradflow import checks, precision, profiles
+from gradflow.checkpoints import Checkpoint, Parity, against, gate, load, losses, tokens
+from gradflow.checkpoints.config import sizes
+from gradflow.checkpoints.families import family_of
+from gradflow.checkpoints.folder import read
+from gradflow.factors import FACTORS, Profile, plain
+
+SCHEMA, VERSION = "gradflow.audit", 1
+COTANGENTS = ("gaussian", "pooled", "mlm")
+C = 0.2  # the article's loss per sub-layer
+
+
+class Worst(NamedTuple):
+    """The sub-layer that keeps least of the gradient, and the factor that takes most there."""
+
+    index: int
+    label: str
+    net: float
+    factor: str
+    value: float
+
+
+@dataclass(frozen=True, repr=False)
+class Audit:
+    """A checkpoint's profile on one or more texts, with what vouches for it.
+
+    Attributes
+    ----------
+    path : Path
+        The model's folder, as it was given.
+    family : str
+        Its row in `gradflow.checkpoints.FAMILIES`.
+    parity : Parity
+        The comparison that held before any figure was computed.
+    profile : Profile
+        One row a text, one column a sub-layer.
+    ids : tuple of tuple of int
+        Token ids of each text, masked where the cotangent is ``"mlm"``.
+    settings : mapping
+        Text, cotangent, probes, key, and what the network is.
+    """
+
+    path: Path
+    family: str
+    parity: Parity
+    profile: Profile
+    ids: tuple[tuple[int, ...], ...]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def worst(self) -> Worst:
+        """The sub-layer of the smallest net gain (geometric mean over texts), and its smallest factor."""
+        p = self.profile
+        net = p.summary("net").mean
+        index = int(np.argmin(net))
+        values = {name: float(p.summary(name).mean[index]) for name in FACTORS}
+        factor = min(values, key=values.__getitem__)
+        return Worst(index, p.labels[index], float(net[index]), factor, values[factor])
+
+    @property
+    def closed_form(self) -> float:
+        """(1 − 0.2)^S, what the article's estimate says of this depth."""
+        return (1 - C) ** len(self.profile.labels)
+
+    @property
+    def verdict(self) -> str:
+        """One plain sentence: what is left end to end, and which block and factor lose most."""
+        from gradflow import audit_report
+
+        return audit_report.verdict(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON-ready Python; what is undefined is ``None``."""
+        s = self.settings
+        return {
+            "schema": SCHEMA,
+            "version": VERSION,
+            "model": {"path": self.path.as_posix(), "family": self.family, "sizes": dict(s["sizes"])},
+            "call": {name: s[name] for name in ("text", "cotangent", "probes", "key")},
+            "ids": [list(row) for row in self.ids],
+            "parity": dataclasses.asdict(self.parity),
+            "settings": plain(dict(s)),
+            "closed_form": self.closed_form,
+            "worst": self.worst._asdict(),
+            "verdict": self.verdict,
+            "profile": self.profile.to_dict(),
+        }
+
+    def save(self, path: str | Path) -> None:
+        """Write `to_dict` as JSON, for ``gradflow check --baseline``; an older file is replaced whole or not at all."""
+        from gradflow import baselines
+
+        baselines.save(self, path)
+
+    def plot(self, path: str | None = None) -> Any:
+        """Draw the four cumulative gains and the factors; returns the figure, and writes it where ``path`` is given."""
+        from gradflow import plots
+
+        return plots.save(plots.audit(self.profile, C), path)
+
+    def __str__(self) -> str:
+        from gradflow import audit_report, report
+
+        return report.text(audit_report.audit(self))
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        from gradflow import audit_report, report
+
+        return report.html(audit_report.audit(self), figure=self.plot())
+
+
+def audit(
+    path: str | Path,
+    text: str | Sequence[str],
+    *,
+    cotangent: str = "gaussian",
+    probes: int = 1,
+    key: int = 0,
+    reference: str | Path | None = None,
+) -> Audit:
+    """Follow the gradient back through a trained encoder and name the sub-layer and the factor that lose it.
+
+    The audited stack runs from the output of the embedding's norm to the last hidden state, in float64. The embedding and a
+    masked-language-model head are outside: the head only makes a cotangent.
+
+    Parameters
+    ----------
+    path : str or Path
+        A folder as ``save_pretrained`` writes it: config.json, model.safetensors, tokenizer.json or vocab.txt.
+    text : str or sequence of str
+        Each text is a row of the profile. Several are padded to one batch; no figure counts the padding.
+    cotangent : {"gaussian", "pooled", "mlm"}
+        What is sent back from the last hidden state h. ``"gaussian"``: a standard Gaussian over all tokens. ``"pooled"``:
+        the gradient of ⟨v, m/‖m‖⟩, where m is the mean of h over real tokens, so that m/‖m‖ is the sentence embedding, and
+        v one standard Gaussian (d,) of ``key``, the same for all texts. ``"mlm"``: the gradient of the masked-token loss;
+        15 % of a text's tokens, at least one and no special one, are masked, chosen by ``key``, and the loss is the mean
+        cross-entropy of the checkpoint's own head there. The text is then run with its masks.
+    probes : int
+        Gaussian cotangents, pooled in every ratio.
+    key : int
+        What all randomness comes from.
+    reference : str or Path, optional
+        An ``.npz`` of outputs of these very weights, recorded elsewhere (`gradflow.checkpoints.against`).
+
+    Returns
+    -------
+    Audit
+
+    Raises
+    ------
+    ValueError
+        For bad input, before a weight is read where that can be; the message names what is wrong and the way out.
+    ParityError
+        If the family's fixture, or ``reference``, is not reproduced: then there is no figure.
+    """
+    texts = _texts(text)
+    checks.one_of("cotangent", cotangent, COTANGENTS)
+    checks.integer("probes", probes, 1)
+    checks.key(key)
+    if cotangent != "gaussian" and probes != 1:
+        raise ValueError(f"probes: are Gaussian cotangents; leave it out with cotangent={cotangent!r}")
+    ids = _readable(path, texts, cotangent)
+    checkpoint = load(path)
+    parity = _gate(checkpoint.family)
+    if reference is not None:
+        parity = against(checkpoint, reference)
+    places, labels = [], []
+    if cotangent == "mlm":
+        found = [losses.masked(checkpoint, row, key, number) for number, row in enumerate(ids)]
+        ids, places, whole = [hidden for hidden, _ in found], [where for _, where in found], ids
+        labels = [row[where] for row, where in zip(whole, places, strict=True)]
+    states, real = _batch(checkpoint, ids)
+    sent = None
+    if cotangent != "gaussian":
+        outs = _outputs(checkpoint, states, real)
+        if cotangent == "pooled":
+            sent = np.stack([losses.pooled_gradient(out, seen, key) for out, seen in zip(outs, real, strict=True)])
+        else:
+            sent = losses.masked_gradients(checkpoint, outs, places, labels)
+    mask = None if real.all() else real
+    profile = profiles.profile(checkpoint, states, sent, mask=mask, key=key, probes=probes)
+    settings = {
+        **profile.settings,
+        "model": checkpoint.path.resolve().name,
+        "family": checkpoint.family,
+        "sizes": dataclasses.asdict(checkpoint.sizes),
+        "text": texts,
+        "tokens": [row.size for row in ids],
+        "cotangent": cotangent,
+        "masked": [where.tolist() for where in places] or None,
+        "path": "embedding's output to last hidden state",
+    }
+    profile = dataclasses.replace(profile, settings={**profile.settings, "cotangent": cotangent})
+    held = tuple(tuple(row.tolist()) for row in ids)
+    return Audit(Path(path), checkpoint.family, parity, profile, held, settings)
+
+
+_gate = functools.cache(gate)  # one run of the fixture vouches for the code of this process
+
+
+def _texts(text: Any) -> list[str]:
+    """One text or several, as a list."""
+    texts = [text] if isinstance(text, str) else text
+    if not isinstance(texts, Sequence) or isinstance(texts, bytes) or not texts:
+        raise ValueError(f"text: needs a sentence, or a list of them, got {text!r:.60}")
+    return list(texts)
+
+
+def _readable(path: Any, texts: list[str], cotangent: str) -> list[np.ndarray]:
+    """Token ids of every text; all that can be refused from config, header and tokenizer is, before a weight is read."""
+    folder = read(path)
+    family = family_of(folder.config)
+    size = sizes(family, folder.config)
+    if cotangent == "mlm" and f"{family.head.dense}.weight" not in folder.files:
+        raise ValueError(
+            "cotangent: 'mlm' needs a masked-language-model head, which this checkpoint lacks; use 'gaussian' or 'pooled'"
+        )
+    ids = [tokens.encode(folder.path, text) for text in texts]
+    for row in ids:
+        tokens.fits(row.size, size.table - size.skipped)
+    return ids
+
+
+def _batch(checkpoint: Checkpoint, ids: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Embedded texts, padded to (texts, tokens, d), and which tokens are real."""
+    lengths = np.array([row.size for row in ids])
+    real = np.arange(lengths.max()) < lengths[:, None]
+    padded = np.full(real.shape, checkpoint.sizes.pad)
+    padded[real] = np.concatenate(ids)
+    with precision.scope("float64"):
+        return np.stack([np.asarray(checkpoint.embed(row)) for row in padded]), real
+
+
+def _outputs(checkpoint: Checkpoint, states: np.ndarray, real: np.ndarray) -> jax.Array:
+    """Last hidden states, (texts, tokens, d)."""
+
+    def last(x: jax.Array, seen: jax.Array) -> jax.Array:
+        weights = dataclasses.replace(checkpoint.weights, mask=None if real.all() else seen)
+        return checkpoint.stack.trace(weights, x, None, False).out
+
+    with precision.scope("float64"):
+        return jax.vmap(last)(jnp.asarray(states), jnp.asarray(real))
