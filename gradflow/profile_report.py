@@ -17,7 +17,7 @@ def profile(p: Profile) -> Group:
     if p.settings.get("what") == "measured" and "reading" not in p.settings:
         parts += [heading(p), ""]
         if p.settings.get("equation"):
-            parts.append(arrows(p))
+            parts += [arrows(p), ""]
     parts += [profile_table(p), *map(Text, remarks(p))]
     return Group(*parts)
 

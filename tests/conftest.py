@@ -6,14 +6,10 @@ import sys
 import jax
 import pytest
 
-# Small programs, each run once or twice: what they cost is XLA's optimiser.
-os.environ["XLA_FLAGS"] = " ".join(
-    [
-        os.environ.get("XLA_FLAGS", ""),
-        "--xla_backend_optimization_level=0",
-        "--xla_llvm_disable_expensive_passes=true",
-    ]
-)
+# Small programs, each run once or twice: what they cost is XLA's compiler, half of it so. (Level 0 is faster still, and wrong
+# in the ninth digit.)
+FASTER = ("--xla_backend_optimization_level=1", "--xla_cpu_use_fusion_emitters=false")
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FASTER])
 
 
 @pytest.fixture

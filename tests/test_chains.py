@@ -56,6 +56,7 @@ def test_custom_vjp_works_and_is_said_to_be_reverse_only():
     p = gradflow.profile([Residual(doubled), jnp.tanh, doubled], np.zeros(3))
     np.testing.assert_allclose(p.exact, [[6, 2, 2, 1]], rtol=1e-15)
     assert p.settings["reverse_only"] == ("1 doubled", "3 doubled")
+    assert "reverse mode only: 1 doubled, 3 doubled" in str(p)
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, Residual], ids=["plain", "residual"])

@@ -151,7 +151,7 @@ def test_weight_grad_is_the_norm_of_the_weights_gradient(tokens, x64):
 
 def test_weight_grad_counts_the_powers_of_two_that_were_taken_out():
     """Depth 600 at half the gain a layer: the gradient at the bottom is 2⁻⁶⁰⁰ of the loss's."""
-    stack = Stack.make("pre-ln", Linear(1e-3), 600, D, norm="rms", dtype="float64")
+    stack = Stack.make("pre-ln", Linear(0.0), 600, D, norm="rms", eps=0.0)
     halving = dataclasses.replace(stack, scheme=dataclasses.replace(stack.scheme, alpha=stack.scheme.alpha / 2))
     x = np.random.default_rng(0).normal(size=(TOKENS, D))
     p = gradflow.profile(halving, x, weight_grad=True)
@@ -241,29 +241,6 @@ def test_gain_at_layer_l_is_from_its_input_to_the_output(factors):
     close(p.exact[0], [*np.cumprod(factors[::-1])[::-1], 1])
 
 
-def test_reverse_mode_only_functions_work_and_are_named():
-    @jax.custom_vjp
-    def cube(x):
-        return x**3
-
-    cube.defvjp(lambda x: (x**3, x), lambda x, g: (3 * x**2 * g,))
-    x = np.random.default_rng(0).normal(size=(TOKENS, D))
-    own = gradflow.profile([gradflow.Residual(cube, norm_out="rms"), jnp.sin], x)
-    same = gradflow.profile([gradflow.Residual(lambda x: x**3, norm_out="rms"), jnp.sin], x)
-    close(own.net, same.net, 1e-13)
-    assert own.settings["reverse_only"] == ("1 cube",)
-    assert same.settings["reverse_only"] == ()
-    assert "reverse mode only: 1 cube" in str(own)
-
-
-def test_shapes_may_change_between_plain_functions():
-    x = np.random.default_rng(0).normal(size=(2, 3, D))
-    w = np.random.default_rng(1).normal(size=(D, 4))
-    p = gradflow.profile([gradflow.Residual(jnp.tanh, "layernorm"), lambda x: x @ w, lambda x: x.sum(1)], x)
-    assert p.net.shape == (1, 3)
-    assert p.trunk[0, 0] == 0 < p.exact[0, 0]
-
-
 # --- what is refused --------------------------------------------------------------------------------------------------
 
 X = np.random.default_rng(0).normal(size=(TOKENS, D))
@@ -271,8 +248,8 @@ BAD = {
     "model: cannot profile a str": ("post-ln", {}),
     "model: needs at least one layer": ([], {}),
     "model: layer 2 is 3; needs a function": ([jnp.sin, 3], {}),
-    "model: layer 1 .*returned dtype int32": ([lambda x: jnp.ones(3, jnp.int32)], {}),
-    "model: layer 1 .*f returned shape": ([gradflow.Residual(lambda x: x[:1])], {}),
+    "model: layer 1: returned dtype int32": ([lambda x: jnp.ones(3, jnp.int32)], {}),
+    "model: layer 1: f returned shape": ([gradflow.Residual(lambda x: x[:1])], {}),
     "norm_out: unknown 'layernrom'; did you mean 'layernorm'": ([gradflow.Residual(jnp.sin, norm_out="layernrom")], {}),
     "weights: a list": ([jnp.sin], {"weights": Drawn(jax.random.key(0))}),
     "x: needs shape": (made(), {"x": np.ones((TOKENS, D + 1))}),
