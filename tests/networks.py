@@ -36,9 +36,9 @@ def _table():
     """Every branch, on every norm in turn; blocks of two branches; rows of a user's own. A final norm in every other one."""
     for b, branch in enumerate(BRANCHES):
         yield NORMS[b % len(NORMS)].name, SCHEMES[b // 2 % len(SCHEMES)], (branch,), bool(b % 2), 3
-    for n, row in enumerate(NORMS):
-        yield row.name, SCHEMES[n % len(SCHEMES)], ("mlp:gelu", "linear"), bool(n // 2 % 2), 1
-        yield row.name, SCHEMES[(n + 1) % len(SCHEMES)], ("attention", "mlp:relu"), not n // 2 % 2, 2
+    for n, scheme in enumerate(SCHEMES):
+        yield NORMS[n].name, scheme, ("mlp:gelu", "linear"), bool(n), 1
+        yield NORMS[1 - n].name, scheme, ("attention", "mlp:relu"), not n, 2
     for n, scheme in enumerate(OWN):
         yield ("layernorm", "rms")[n % 2], scheme, ("mlp:tanh", "linear"), False, 3
 

@@ -75,7 +75,7 @@ def plain(stack, weights, x, mask=None):
     return norm(weights.last, x) if stack.final_norm else x
 
 
-@pytest.mark.parametrize(("scheme", "final"), [(EVERYWHERE, True), ("pre-ln", False), (PURE, False)], ids=name)
+@pytest.mark.parametrize(("scheme", "final"), [(EVERYWHERE, True), (PURE, False)], ids=name)
 def test_one_backward_pass_gives_what_the_sweep_gives(scheme, final, x64):
     stack = made(scheme, final_norm=final)
     mask = jnp.arange(TOKENS) < 4 if final else None
@@ -117,8 +117,8 @@ def test_given_weights_with_biases_and_gains_against_the_equations(scheme, causa
     )
 
 
-@pytest.mark.parametrize("dtype", ["float64", "float32"])
-def test_net_is_the_product_of_the_factors_and_local_leaves_the_branch_out(dtype):
+def test_net_is_the_product_of_the_factors_and_local_leaves_the_branch_out():
+    dtype = "float32"  # in float64 too: test_probes_pool_their_powers
     stack = made(EVERYWHERE, depth=3, final_norm=True, dtype=dtype)
     p = gradflow.profile(stack, np.random.default_rng(0).normal(size=(TOKENS, D)), seeds=3)
     eps = np.finfo(dtype).eps
@@ -135,10 +135,10 @@ def test_low_memory_is_the_same_profile():
         close(getattr(full, figure), getattr(low, figure), 1e-12)
 
 
-@pytest.mark.parametrize("tokens", [2, 40], ids=["Gram", "direct"])
-def test_weight_grad_is_the_norm_of_the_weights_gradient(tokens, x64):
-    stack = made(depth=3)
-    weights, x, c = given(stack), normal(1, tokens, D), 1e3 * normal(2, tokens, D)
+def test_weight_grad_is_the_norm_of_the_weights_gradient(x64):
+    """5 tokens: by Gram products for the MLP's matrices (8, 32), directly for the attention's (8, 8)."""
+    stack = made(depth=2)
+    weights, x, c = given(stack), normal(1, TOKENS, D), 1e3 * normal(2, TOKENS, D)
     p = gradflow.profile(stack, x, c, weights=weights, weight_grad=True)
 
     def loss(params):
