@@ -93,7 +93,7 @@ def test_gains_do_not_depend_on_the_cotangents_size(scheme):
             np.testing.assert_allclose(again[figure], values, rtol=1e-12, atol=1e-13, err_msg=figure)
 
 
-@pytest.mark.parametrize(("scheme", "norm"), [(SCHEMES[0], "layernorm"), (SCHEMES[1], "rms")], ids=name)
+@pytest.mark.parametrize(("scheme", "norm"), [(SCHEMES[0], "layernorm")], ids=name)
 def test_compiled_sweep_is_the_oracles(scheme, norm, x64):
     r = run(norm, scheme, ("mlp:relu", "bias"), True, 3, depth=3)
     for figure, values in r.oracle.flow(r.x, r.cotangents).items():

@@ -93,7 +93,7 @@ def test_one_backward_pass_gives_what_the_sweep_gives(scheme, final, x64):
         close(gradient / jnp.linalg.norm(gradient), pull(c)[0] / jnp.linalg.norm(pull(c)[0]))
 
 
-@pytest.mark.parametrize(("scheme", "causal"), [("post-ln", False), ("pre-ln", True), (SANDWICH, False)], ids=name)
+@pytest.mark.parametrize(("scheme", "causal"), [("post-ln", False), (SANDWICH, True)], ids=name)
 def test_given_weights_with_biases_and_gains_against_the_equations(scheme, causal, x64):
     stack = made(scheme, (Attention(2, causal), MLP("gelu", 3)), final_norm=True)
     weights, x, c = given(stack), normal(1, TOKENS, D), normal(2, TOKENS, D)
