@@ -168,7 +168,7 @@ class MLP:
     """
 
     activation: str | sympy.Expr = "relu"
-    ratio: int = 4
+    ratio: float = 4
     gain: float = 1.0
     tokenwise = True
     matrices = ("_in", "_out")
@@ -195,7 +195,7 @@ class MLP:
     def init(self, key: Array, d: int, dtype: Any) -> Params:
         """W₁ of shape (ratio·d, d) and W₂ of shape (d, ratio·d)."""
         first, last = jax.random.split(key)
-        m = self.ratio * d
+        m = round(self.ratio * d)
         return {
             "w_in": gaussian(first, (m, d), 1 / math.sqrt(d), dtype),
             "w_out": gaussian(last, (d, m), self.gain / math.sqrt(m), dtype),

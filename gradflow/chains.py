@@ -198,12 +198,13 @@ def sweep(steps: Sequence[Step], cotangents: Array) -> Rows:
     return {name: jnp.stack([jnp.asarray(row[name]) for row in rows]) for name in rows[0]}
 
 
-def reverse_only(items: Sequence[Item], state: Any) -> tuple[str, ...]:
-    """Labels of the items that forward mode cannot differentiate: functions with a ``custom_vjp``."""
+def outline(items: Sequence[Item], state: Any) -> tuple[Any, tuple[str, ...]]:
+    """Shape of the output, and labels of the items that forward mode cannot differentiate (a ``custom_vjp``): traced, not run."""
     found = []
     for i, item in enumerate(items):
-        run = jax.make_jaxpr(lambda x, item=item: _step(item, x)[1], return_shape=True)
-        jaxpr, state = run(state)
+        name = label(item, i + 1)
+        with _naming(name):
+            jaxpr, state = jax.make_jaxpr(lambda x, item=item: _step(item, x)[1], return_shape=True)(state)
         if "custom_vjp_call" in str(jaxpr):
-            found.append(label(item, i + 1))
-    return tuple(found)
+            found.append(name)
+    return state, tuple(found)

@@ -17,13 +17,18 @@ def resolve(spec: Any, reading: str, shape: tuple[int, int]) -> tuple[str, np.nd
         if kind == "aligned" and reading != "alignment":
             raise ValueError("cotangent: 'aligned' lies in the alignment reading's plane; use reading='alignment'")
         return kind, None
+    array = given(spec, shape, (shape[1],) if shape[0] == 1 else shape).reshape(shape)
+    return "given", array / np.abs(array).max()
+
+
+def given(spec: Any, *shapes: tuple[int, ...]) -> np.ndarray:
+    """A cotangent of the caller's own, of one of these shapes; refused where it is zero or no array of real numbers."""
     array = checks.real_array("cotangent:", spec)
-    if array.shape not in (shape, (shape[1],) if shape[0] == 1 else shape):
-        raise ValueError(f"cotangent: needs shape {shape}, got {array.shape}")
-    array = array.reshape(shape)
+    if array.shape not in shapes:
+        raise ValueError(f"cotangent: needs shape {shapes[0]}, got {array.shape}")
     if not array.any():
         raise ValueError("cotangent: is zero, so there is no gradient to follow")
-    return "given", array / np.abs(array).max()
+    return array
 
 
 def refuse_null(profile: Profile, dtype: str) -> None:

@@ -254,26 +254,16 @@ class _Case:
         """What made the numbers."""
         stack = self.stack
         return {
-            "scheme": stack.scheme.name,
-            "equation": stack.scheme.equation,
-            "branch": stack.block[0].name,
+            **stack.settings(),
             "init": "iid Gaussian, Var W = 1/fan_in" if self.reading == "norm" else "planar rotation",
             "q_f": branch_power(self.c) if self.reading == "norm" else None,
-            "norm": stack.norm,
-            "eps": stack.eps,
-            "final_norm": stack.final_norm,
             "reading": self.reading,
-            "depth": stack.depth,
-            "d": stack.d,
             "c": self.c,
             "tokens": self.tokens,
             "seeds": self.seeds,
             "key": self.key,
             "cotangent": self.cotangent,
             "probes": self.probes,
-            "dtype": stack.dtype,
-            "matmul_precision": "highest",
-            "device": jax.default_backend(),
         }
 
     def law(self) -> LawEnds:

@@ -43,29 +43,19 @@ def through(jacobian: NormJacobian | None, g: Float[Array, "k *cotangent"]) -> P
         return Passage(g, one, one, one, zero, zero)
     h = g * jacobian.gain
     tangent = jacobian.tangent(h)
+    out = tangent * jacobian.scale[:, None]
     width = g.shape[-1] ** 0.5
-    # one scale for h and all that it is projected to, none of which is longer: each figure is then one pass over the state
-    largest = jnp.max(jnp.abs(g), tuple(range(1, g.ndim)), keepdims=True)
-    scale = _nonzero(largest) * _nonzero(jnp.max(jnp.abs(jacobian.gain)))
-    kept_h, kept_tangent = (jnp.sqrt(jnp.sum((v / scale) ** 2, -1)) for v in (h, tangent))  # of each token
-    parts = (
-        *(jnp.sum((g / _nonzero(largest)) ** 2, -1) ** 0.5, kept_h, kept_tangent, kept_tangent * jacobian.scale),
-        *(jnp.sum(h / scale * jacobian.direction, -1) / width, jnp.sum(h / scale, -1) / width),
-    )
-    g_, h_, tangent_, out_, along, mean = (frobenius(part, 1) for part in parts)
+    along = jnp.sum(h * jacobian.direction, -1) / width
+    mean = jnp.sum(h, -1) / width
+    sizes = [frobenius(v, 1) for v in (g, h, tangent, out, along, mean)]
     return Passage(
-        tangent * jacobian.scale[:, None],
-        affine=ratio(h_, g_) * _nonzero(jnp.max(jnp.abs(jacobian.gain))),
-        projection=ratio(tangent_, h_),
-        norm=ratio(out_, tangent_),
-        alignment=ratio(along, h_),
-        mean_component=ratio(mean, h_),
+        out,
+        affine=ratio(sizes[1], sizes[0]),
+        projection=ratio(sizes[2], sizes[1]),
+        norm=ratio(sizes[3], sizes[2]),
+        alignment=ratio(sizes[4], sizes[1]),
+        mean_component=ratio(sizes[5], sizes[1]),
     )
-
-
-def _nonzero(value: Array) -> Array:
-    """``value`` as a divisor: 1 where it is 0."""
-    return jnp.where(value > 0, value, 1)
 
 
 def normalised(g: Cotangents) -> Cotangents:

@@ -134,7 +134,7 @@ class _Case:
         what = {"init": "iid Gaussian, Var W = 1/fan_in"} if self.weights is None else {"init": "given weights"}
         settings = {
             "what": "measured",
-            **describe(stack),
+            **stack.settings(),
             **what,
             "tokens": states.shape[1] if real is None else [int(n) for n in real.sum(1)],
             "batch": len(states) if batched else None,
@@ -145,23 +145,6 @@ class _Case:
             "memory": "low" if self.low else "full",
         }
         return finish(rows, labels(stack), settings, stack.dtype)
-
-
-def describe(stack: Stack) -> dict[str, Any]:
-    """What a stack is, for a result's settings."""
-    return {
-        "scheme": stack.scheme.name,
-        "equation": stack.scheme.equation,
-        "branch": " + ".join(branch.name for branch in stack.block),
-        "norm": stack.norm,
-        "eps": stack.eps,
-        "final_norm": stack.final_norm,
-        "depth": stack.depth,
-        "d": stack.d,
-        "dtype": stack.dtype,
-        "matmul_precision": "highest",
-        "device": jax.default_backend(),
-    }
 
 
 def gaussian_state(stack: Stack, tokens: int, key: int) -> np.ndarray:
@@ -200,12 +183,8 @@ def _cotangents(spec: Any, shape: tuple[int, ...], key: int, dtype: str) -> tupl
         raise ValueError("probes: are Gaussian cotangents; leave out the cotangent, or probes")
     if callable(spec):
         return "loss", None
-    array = checks.real_array("cotangent:", spec)
     state = shape[2:]
-    if array.shape not in (state, (shape[0], *state)):
-        raise ValueError(f"cotangent: needs shape {state}, got {array.shape}")
-    if not array.any():
-        raise ValueError("cotangent: is zero, so there is no gradient to follow")
+    array = cotangents.given(spec, state, (shape[0], *state))
     array = np.broadcast_to(array.reshape(-1, 1, *state), (shape[0], 1, *state))
     return "given", jnp.asarray(array, dtype)
 
@@ -261,7 +240,7 @@ def _chain(items: tuple[chains.Item, ...], x: Any, cotangent: Any, key: int, pro
         raise ValueError(f"x: a list of functions runs in {' or '.join(precision.DTYPES)}, got {dtype}")
     with precision.scope(dtype):
         state = jnp.asarray(state)
-        out = jax.eval_shape(lambda x: chains.forward(items, x)[1], state)
+        out, reverse_only = chains.outline(items, state)
         kind, sent = _cotangents(cotangent, (1, probes, *out.shape), key, dtype)
 
         @jax.jit
@@ -286,7 +265,7 @@ def _chain(items: tuple[chains.Item, ...], x: Any, cotangent: Any, key: int, pro
             "matmul_precision": "highest",
             "device": jax.default_backend(),
             "final_norm": isinstance(items[-1], Norm),
-            "reverse_only": chains.reverse_only(items, state),
+            "reverse_only": reverse_only,
         }
         names = [chains.label(item, i + 1) for i, item in enumerate(items)]
         return finish({name: leaf[None] for name, leaf in rows.items()}, names, settings, dtype)

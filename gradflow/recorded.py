@@ -42,8 +42,10 @@ class Recording:
     cotangent: np.ndarray | None
 
 
-def load(path: str | Path) -> dict[str, np.ndarray]:
+def load(path: str | Path, argument: str = "activations") -> dict[str, np.ndarray]:
     """Read an ``.npz`` as data: pickles are refused, and each array's declared size is held against the file first.
+
+    ``argument`` is the name that refusals give the file.
 
     Raises
     ------
@@ -54,22 +56,24 @@ def load(path: str | Path) -> dict[str, np.ndarray]:
         file = Path(path)
         found = file.is_file()
     except (TypeError, ValueError):
-        raise ValueError(f"activations: needs a path or a mapping, got {type(path).__name__}") from None
+        raise ValueError(f"{argument}: needs a path or a mapping, got {type(path).__name__}") from None
     if not found:
-        raise ValueError(f"activations: no such file {str(path)!r}")
+        raise ValueError(f"{argument}: no such file {str(path)!r}")
     try:
         with zipfile.ZipFile(file) as archive:
             names = [info.filename.removesuffix(".npy") for info in archive.infolist()]
             if len(set(names)) < len(names):
-                raise ValueError(f"activations: {str(path)!r} holds an array twice; write it again")
-            return {name: _member(archive, info) for name, info in zip(names, archive.infolist(), strict=True)}
+                raise ValueError(f"{argument}: {str(path)!r} holds an array twice; write it again")
+            return {
+                name: _member(archive, info, argument) for name, info in zip(names, archive.infolist(), strict=True)
+            }
     except zipfile.BadZipFile as error:
-        raise ValueError(f"activations: {str(path)!r} is no .npz, or is truncated ({error}); write it again") from error
+        raise ValueError(f"{argument}: {str(path)!r} is no .npz, or is truncated ({error}); write it again") from error
     except (EOFError, OSError, NotImplementedError, RuntimeError, zlib.error) as error:
-        raise ValueError(f"activations: {str(path)!r} cannot be read ({error})") from error
+        raise ValueError(f"{argument}: {str(path)!r} cannot be read ({error})") from error
 
 
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, argument: str) -> np.ndarray:
     """One array; its header is read and believed only if it agrees with the size of the member."""
     name = info.filename.removesuffix(".npy")
     with archive.open(info) as stream:
@@ -78,17 +82,15 @@ def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> np.ndarray:
             read = {1: np.lib.format.read_array_header_1_0, 2: np.lib.format.read_array_header_2_0}[version[0]]
             shape, fortran, dtype = read(stream)
         except (ValueError, KeyError) as error:
-            raise ValueError(f"activations: {name!r} has no valid .npy header; write it with numpy.savez") from error
+            raise ValueError(f"{argument}: {name!r} has no valid .npy header; write it with numpy.savez") from error
         if dtype.hasobject:
-            raise ValueError(
-                f"activations: {name!r} is a pickled object, which is never read; save it as a plain array"
-            )
+            raise ValueError(f"{argument}: {name!r} is a pickled object, which is never read; save it as a plain array")
         if any(isinstance(n, bool) or n < 0 for n in shape):
-            raise ValueError(f"activations: {name!r} declares the shape {shape}; write it with numpy.savez")
+            raise ValueError(f"{argument}: {name!r} declares the shape {shape}; write it with numpy.savez")
         stated = int(np.prod(shape, dtype=object)) * dtype.itemsize
         held = info.file_size - stream.tell()
         if stated != held:
-            raise ValueError(f"activations: {name!r} declares {stated} bytes but holds {held}; the file is damaged")
+            raise ValueError(f"{argument}: {name!r} declares {stated} bytes but holds {held}; the file is damaged")
         data = np.frombuffer(stream.read(), dtype)
     return data.reshape(shape, order="F" if fortran else "C")
 

@@ -147,15 +147,10 @@ class Trajectory:
 
 
 def rescale(basis: Array, exponent: Array) -> tuple[Array, Array]:
-    """Divide by the power of two that brings the largest entry to [1/2, 1); exact, and counted in the exponent.
-
-    (At the very ends of the dtype's range by as much of it as has a finite inverse.)
-    """
+    """Divide by the power of two that brings the largest entry to [1/2, 1); exact, and counted in the exponent."""
     largest = jnp.max(jnp.abs(basis))
     _, shift = jnp.frexp(jnp.where(largest > 0, largest, 1))
-    limit = jnp.finfo(basis.dtype).maxexp - 2
-    shift = jnp.clip(shift, -limit, limit)
-    return basis * jnp.ldexp(jnp.ones((), basis.dtype), -shift), exponent + shift  # a product: ldexp is slow on arrays
+    return jnp.ldexp(basis, -shift), exponent + shift
 
 
 @dataclass(frozen=True)
@@ -233,6 +228,22 @@ class Stack:
         row, layer = self.scheme, self.layer
         present = (row.norm_in, row.norm_branch, row.norm_out)
         return (tuple(layer if slot else None for slot in present),) * len(self.block)  # type: ignore[return-value]
+
+    def settings(self) -> dict[str, Any]:
+        """What it is and what computes it, for a result's settings."""
+        return {
+            "scheme": self.scheme.name,
+            "equation": self.scheme.equation,
+            "branch": " + ".join(branch.name for branch in self.block),
+            "norm": self.norm,
+            "eps": self.eps,
+            "final_norm": self.final_norm,
+            "depth": self.depth,
+            "d": self.d,
+            "dtype": self.dtype,
+            "matmul_precision": "highest",
+            "device": jax.default_backend(),
+        }
 
     def multipliers(self) -> tuple[np.ndarray, np.ndarray]:
         """α and β, each of shape (depth, len(block))."""

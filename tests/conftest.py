@@ -1,6 +1,7 @@
 """What every test may ask for: 64-bit arrays in a scope, and a shell to call."""
 
 import os
+import shutil
 import sys
 
 import jax
@@ -24,6 +25,22 @@ def eager():
     """Run primitive by primitive: a wide table of small stacks would otherwise spend its time in XLA's compiler."""
     with jax.enable_x64(True), jax.disable_jit():
         yield
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A good BERT folder to spoil."""
+    from gradflow.checkpoints.parity import FIXTURES
+
+    return shutil.copytree(FIXTURES / "bert", tmp_path / "model")
+
+
+@pytest.fixture(scope="session")
+def bert():
+    """The same, read."""
+    from gradflow import checkpoints
+
+    return checkpoints.load(checkpoints.parity.FIXTURES / "bert")
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import struct
 
 import numpy as np
 import pytest
+from refusals import refused
 from safetensors.numpy import load_file, save_file
 
 from gradflow import checkpoints
@@ -15,23 +16,6 @@ from gradflow.checkpoints.parity import FIXTURES
 
 SAFE = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A good BERT folder to spoil."""
-    return shutil.copytree(FIXTURES / "bert", tmp_path / "model")
-
-
-@pytest.fixture(scope="module")
-def bert():
-    return checkpoints.load(FIXTURES / "bert")
-
-
-def refused(call, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        call()
-    assert "\n" not in str(caught.value)
 
 
 def unreadable(path, message):

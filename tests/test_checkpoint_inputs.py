@@ -1,30 +1,11 @@
 """Texts, ids, masks and reference outputs beside a checkpoint: used whole, or refused in one line."""
 
-import shutil
-
 import numpy as np
 import pytest
+from refusals import refused
 
 from gradflow import checkpoints
 from gradflow.checkpoints.parity import FIXTURES
-
-
-@pytest.fixture
-def folder(tmp_path):
-    """A good BERT folder to spoil."""
-    return shutil.copytree(FIXTURES / "bert", tmp_path / "model")
-
-
-@pytest.fixture(scope="module")
-def bert():
-    return checkpoints.load(FIXTURES / "bert")
-
-
-def refused(call, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        call()
-    assert "\n" not in str(caught.value)
-
 
 # ---- texts and ids ----
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from gradflow.adapters.parts import Function, Layers, cast, load, named, norm, uncallable
+from gradflow.adapters.parts import Function, Layers, cast, load, named, norm, over_last_axis, uncallable
 from gradflow.chains import brief
 from gradflow.norms import LayerNorm, Norm, RMSNorm
 
@@ -11,7 +11,6 @@ load("flax", "flax")
 from flax import errors  # noqa: E402
 from flax import linen as nn  # noqa: E402
 
-_LAST = (-1, (-1,), [-1])
 _EVALUATE = "switch dropout off (deterministic=True) and BatchNorm to its averages (use_running_average=True)"
 
 
@@ -28,7 +27,7 @@ def adapt(
         raise ValueError('variables: needs what init returned, {"params": ...}; or give a bound module')
     params = variables.get("params", {})
     if not kwargs:
-        if isinstance(module, nn.LayerNorm | nn.RMSNorm) and _plain(module):
+        if isinstance(module, nn.LayerNorm | nn.RMSNorm) and over_last_axis(module):
             return _norm(module, params, d)
         if isinstance(module, nn.Sequential) and all(name.startswith("layers_") for name in params):
             bound = module.bind(variables)
@@ -36,11 +35,6 @@ def adapt(
                 adapt(layer, None, d, {}) if isinstance(layer, nn.Module) else layer for layer in bound.layers
             )
     return named(_function(module, variables, kwargs), module)
-
-
-def _plain(module: Any) -> bool:
-    """Whether a norm is over the last axis, in one place: what `Norm` is."""
-    return module.reduction_axes in _LAST and module.feature_axes in _LAST and module.axis_name is None
 
 
 def _norm(module: Any, params: Mapping[str, Any], d: int | None) -> Norm:

@@ -4,13 +4,11 @@ from typing import Any
 
 import jax
 
-from gradflow.adapters.parts import Function, Layers, cast, load, named, norm, uncallable
+from gradflow.adapters.parts import Function, Layers, cast, load, named, norm, over_last_axis, uncallable
 from gradflow.norms import LayerNorm, Norm, RMSNorm
 
 load("flax", "flax")
 from flax import nnx  # noqa: E402
-
-_LAST = (-1, (-1,), [-1])
 
 
 def adapt(module: Any, kwargs: dict[str, Any]) -> Norm | Layers | Function:
@@ -22,7 +20,7 @@ def adapt(module: Any, kwargs: dict[str, Any]) -> Norm | Layers | Function:
     refuse(module)
     if not kwargs:
         for kind, row in ((nnx.LayerNorm, LayerNorm), (nnx.RMSNorm, RMSNorm)):
-            if isinstance(module, kind) and _plain(module):
+            if isinstance(module, kind) and over_last_axis(module):
                 gain, bias = (_value(module, name) for name in ("scale", "bias"))
                 return norm(row, module.num_features, module.epsilon, gain, bias)
         if isinstance(module, nnx.Sequential):
@@ -30,11 +28,6 @@ def adapt(module: Any, kwargs: dict[str, Any]) -> Norm | Layers | Function:
     if isinstance(module, nnx.MultiHeadAttention):
         kwargs = {"decode": False} | kwargs
     return named(_function(module, kwargs), module)
-
-
-def _plain(module: Any) -> bool:
-    """Whether a norm is over the last axis, in one place: what `Norm` is."""
-    return module.reduction_axes in _LAST and module.feature_axes in _LAST and module.axis_name is None
 
 
 def _value(module: Any, name: str) -> jax.Array | None:

@@ -77,6 +77,12 @@ def norm(row: NormRow, d: int, eps: Any, gain: Any, bias: Any) -> Norm:
     return Norm(gain, bias, layer.row, layer.eps)
 
 
+def over_last_axis(module: Any) -> bool:
+    """Whether a Flax norm is over the last axis, in one place: what `Norm` is."""
+    last = (-1, (-1,), [-1])
+    return module.reduction_axes in last and module.feature_axes in last and module.axis_name is None
+
+
 def named(f: Function, module: Any) -> Function:
     """``f`` with the module's name, which labels its row."""
     f.__name__ = getattr(module, "__name__", type(module).__name__)

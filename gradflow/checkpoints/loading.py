@@ -1,7 +1,6 @@
 """From a folder to a `Checkpoint`: every tensor by its family's name for it, its shape held against the config."""
 
 from dataclasses import dataclass
-from fractions import Fraction
 from pathlib import Path
 
 import jax
@@ -113,8 +112,6 @@ def load(path: str | Path) -> Checkpoint:
     with precision.scope("float64"):
         embedding, weights = reader.embedding(), reader.weights()
         head = reader.head(embedding.word)
-    ratio = Fraction(size.inner, size.hidden)
-    mlp = MLP(size.activation, int(ratio) if ratio.denominator == 1 else float(ratio))  # type: ignore[arg-type]
-    block = (Attention(size.heads), mlp)
+    block = (Attention(size.heads), MLP(size.activation, size.inner / size.hidden))
     stack = Stack.make("post-ln", block, size.depth, size.hidden, norm="layernorm", eps=size.eps)
     return Checkpoint(family.name, folder.path, folder.config, size, stack, weights, embedding, head)

@@ -57,7 +57,7 @@ def gate(family: str, fixtures: Path = FIXTURES) -> Parity:
         Naming the first layer that departs by more than 1e-5 of its rms.
     """
     checks.one_of("family", family, [row.name for row in FAMILIES])
-    checkpoint, reference = load(fixtures / family), _arrays(fixtures / family / "reference.npz")
+    checkpoint, reference = load(fixtures / family), recorded.load(fixtures / family / "reference.npz")
     tolerance, worst, states = TOLERANCE["float64"], 0.0, reference["hidden_states"].swapaxes(0, 1)
     for row, (ids, mask) in enumerate(zip(reference["ids"], reference["attention_mask"], strict=True)):
         text = checkpoint.ids(str(reference["text"][row]))
@@ -84,7 +84,7 @@ def against(checkpoint: Checkpoint, reference_file: str | Path) -> Parity:
     ValueError
         If the file is missing, damaged, or its arrays do not fit the model.
     """
-    arrays = _arrays(reference_file)
+    arrays = recorded.load(reference_file, "reference")
     unknown = sorted(set(arrays) - set(KEYS))
     if unknown:
         raise ValueError(f"reference: unknown array {unknown[0]!r}; known are {', '.join(KEYS)}")
@@ -123,14 +123,6 @@ def _worst(family: str, found: np.ndarray, wanted: list[tuple[int, np.ndarray]],
             )
         worst = max(worst, error)
     return worst
-
-
-def _arrays(path: str | Path) -> dict[str, np.ndarray]:
-    """The arrays of an ``.npz``, read as data."""
-    try:
-        return recorded.load(path)
-    except ValueError as error:
-        raise ValueError(str(error).replace("activations:", "reference:", 1)) from error
 
 
 def _row(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:
