@@ -86,7 +86,7 @@ def rms(state: Array, real: Real = None) -> Array:
 
 def forward_figures(x: Array, u: Array, added: Array, real: Real = None) -> Rows:
     """What the way forward says of a sub-layer; cos(x, u) is the mean over tokens: no outlier stands for all."""
-    sizes = [jax.vmap(frobenius)(state) for state in (x, u, added)]  # of each token
+    sizes = [frobenius(state, 1) for state in (x, u, added)]  # of each token
     cosines = jnp.sum(ratio(x, sizes[0][:, None]) * ratio(u, sizes[1][:, None]), -1)
     (cosines, *each), (tokens, *_) = zip(*(kept(v[:, None], real) for v in (cosines, *sizes)), strict=True)
     totals = [frobenius(size) for size in each]

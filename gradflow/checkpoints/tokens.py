@@ -1,6 +1,6 @@
 """Text to token ids through the ``tokenizers`` library, whole: a text that does not fit is refused, never cut."""
 
-from collections.abc import Mapping
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -50,23 +50,32 @@ def _encoded(folder: Path, text: str) -> Any:
             f"checkpoint: {str(folder)!r} has neither tokenizer.json nor vocab.txt; add one, or give token ids instead"
         )
     used = whole if whole.is_file() else words
-    settings = folder / "tokenizer_config.json"
-    settings = json_object(settings) if used is words and settings.is_file() else {}
+    switches = {} if used is whole else _switches(folder / "tokenizer_config.json")
     try:
-        made = tokenizers.Tokenizer.from_file(str(used)) if used is whole else _wordpiece(words, settings)
-        made.no_truncation()  # tokenizer.json often carries both, for the batches that it was used on
-        made.no_padding()
-        return made.encode(text)
+        stat = used.stat()
+        return _made(used, stat.st_mtime_ns, stat.st_size, **switches).encode(text)
     except Exception as error:  # the library raises bare Exception
         reason = " ".join(str(error).split())
         raise ValueError(f"checkpoint: {used.name!r} is no tokenizer ({reason}); copy or download it again") from error
 
 
-def _wordpiece(words: Path, settings: Mapping[str, Any]) -> BertWordPieceTokenizer:
-    """BERT's tokenizer with the switches of ``tokenizer_config.json``; transformers' defaults where it is silent."""
-    return BertWordPieceTokenizer(
-        str(words),
-        lowercase=bool(settings.get("do_lower_case", True)),
-        strip_accents=settings.get("strip_accents"),
-        handle_chinese_chars=bool(settings.get("tokenize_chinese_chars", True)),
-    )
+def _switches(settings: Path) -> dict[str, Any]:
+    """BERT's switches from ``tokenizer_config.json``; transformers' defaults where it is silent."""
+    stated = json_object(settings) if settings.is_file() else {}
+    return {
+        "lowercase": bool(stated.get("do_lower_case", True)),
+        "strip_accents": stated.get("strip_accents"),
+        "handle_chinese_chars": bool(stated.get("tokenize_chinese_chars", True)),
+    }
+
+
+@functools.lru_cache(maxsize=4)
+def _made(used: Path, mtime: int, size: int, **switches: Any) -> Any:
+    """The tokenizer of a file, read once for many texts; another ``mtime`` or ``size`` is another file."""
+    if used.suffix == ".json":
+        made: Any = tokenizers.Tokenizer.from_file(str(used))
+    else:
+        made = BertWordPieceTokenizer(str(used), **switches)
+    made.no_truncation()  # tokenizer.json often carries both, for the batches that it was used on
+    made.no_padding()
+    return made
