@@ -11,8 +11,9 @@ from jaxtyping import Array
 
 from gradflow import checks
 from gradflow.flow import Rows, backward, bare_row, norm_row, normalised, ratio, rms
-from gradflow.jacobian import SublayerJacobian, frobenius
+from gradflow.jacobian import SublayerJacobian
 from gradflow.norms import BY_NAME, Norm, NormJacobian
+from gradflow.scaling import frobenius
 
 Function = Callable[[Any], Any]
 
@@ -171,7 +172,7 @@ def _plain(step: Step, g: Array, w: Array) -> tuple[Array, Array, Rows]:
     _, pull = jax.vjp(step.f, step.x)
     back = jax.vmap(lambda c: pull(c)[0])(g)
     *_, row = norm_row(None, g, w)
-    gain = ratio(frobenius(back), frobenius(g))
+    gain = ratio(frobenius(back), row["arrived"])
     row = bare_row(row, step.x) | {"branch": gain, "branch_return": gain, "net": gain, "trunk_net": 0.0}
     row |= {"branch_rms": rms(step.out), "sum_rms": rms(step.out), "stream_cosine": jnp.nan}
     return normalised(back), jnp.zeros_like(back), row

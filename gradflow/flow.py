@@ -11,19 +11,23 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from gradflow.jacobian import SublayerJacobian, frobenius
+from gradflow.jacobian import SublayerJacobian
 from gradflow.norms import NormJacobian
+from gradflow.scaling import frobenius, power_of_two, scaled
 from gradflow.stack import Stack, Trajectory, Weights
 
 Cotangents = Float[Array, "probes tokens d"]
 Rows = dict[str, Any]  # figures by name: Array
+ON_BRANCH = ("affine", "projection", "norm")  # what a norm inside the branch notes
 Real = Bool[Array, " tokens"] | None  # False at padding, which no forward figure may count
 
 
 class Passage(NamedTuple):
-    """The way of k cotangents through one norm, and the factors that each pays, (k,)."""
+    """The way of k cotangents through one norm, their sizes before and after it, and the factors that each pays, (k,)."""
 
     out: Float[Array, "k *cotangent"]
+    arrived: Array
+    left: Array
     affine: Array
     projection: Array
     norm: Array
@@ -38,23 +42,27 @@ def ratio(numerator: Array, denominator: Array) -> Array:
 
 def through(jacobian: NormJacobian | None, g: Float[Array, "k *cotangent"]) -> Passage:
     """Carry k cotangents back through a norm in the order affine, projection, 1/t; an empty slot costs nothing."""
-    one, zero = jnp.ones(len(g), g.dtype), jnp.zeros(len(g), g.dtype)
     if jacobian is None:
-        return Passage(g, one, one, one, zero, zero)
-    h = g * jacobian.gain
+        size = frobenius(g, 1)
+        one, zero = jnp.ones_like(size), jnp.zeros_like(size)
+        return Passage(g, size, size, one, one, one, zero, zero)
+    gain, largest = scaled(jacobian.gain)
+    unit, power = scaled(g, g.ndim - 1)  # each vector by its own power: then one pass over it gives a length
+    h = unit * gain
     tangent = jacobian.tangent(h)
-    out = tangent * jacobian.scale[:, None]
     width = g.shape[-1] ** 0.5
-    along = jnp.sum(h * jacobian.direction, -1) / width
-    mean = jnp.sum(h, -1) / width
-    sizes = [frobenius(v, 1) for v in (g, h, tangent, out, along, mean)]
+    lengths = [jnp.sqrt(jnp.sum(v**2, -1)) for v in (unit, h, tangent)]
+    lengths += [lengths[-1] * jacobian.scale, *(jnp.sum(v, -1) / width for v in (h * jacobian.direction, h))]
+    arrived, affine, projected, left, along, mean = frobenius(jnp.stack(lengths) * power[..., 0], 2)
     return Passage(
-        out,
-        affine=ratio(sizes[1], sizes[0]),
-        projection=ratio(sizes[2], sizes[1]),
-        norm=ratio(sizes[3], sizes[2]),
-        alignment=ratio(sizes[4], sizes[1]),
-        mean_component=ratio(sizes[5], sizes[1]),
+        tangent * (jacobian.scale[:, None] * power * largest),
+        arrived=arrived,
+        left=left * largest,
+        affine=ratio(affine, arrived) * largest,
+        projection=ratio(projected, affine),
+        norm=ratio(left, projected),
+        alignment=ratio(along, affine),
+        mean_component=ratio(mean, affine),
     )
 
 
@@ -74,7 +82,8 @@ def token_cosine(state: Array, real: Real = None, size: Array | None = None) -> 
     """Mean inner product of two different tokens over the mean square: (‖Σx‖² − Σ‖x‖²)/((T − 1) Σ‖x‖²)."""
     state, tokens = kept(state, real)
     size = frobenius(state) if size is None else size
-    total = frobenius(ratio(state, size).sum(-2))
+    power = power_of_two(size)
+    total = ratio(frobenius(jnp.sum(state * (1 / power), -2)), size / power)
     return jnp.where(tokens > 1, jnp.where(size > 0, (total**2 - 1) / (tokens - 1), 0), jnp.nan)
 
 
@@ -86,9 +95,11 @@ def rms(state: Array, real: Real = None) -> Array:
 
 def forward_figures(x: Array, u: Array, added: Array, real: Real = None) -> Rows:
     """What the way forward says of a sub-layer; cos(x, u) is the mean over tokens: no outlier stands for all."""
-    sizes = [frobenius(state, 1) for state in (x, u, added)]  # of each token
-    cosines = jnp.sum(ratio(x, sizes[0][:, None]) * ratio(u, sizes[1][:, None]), -1)
-    (cosines, *each), (tokens, *_) = zip(*(kept(v[:, None], real) for v in (cosines, *sizes)), strict=True)
+    units, powers = zip(*(scaled(state, 1) for state in (x, u, added)), strict=True)  # of each token
+    lengths = [jnp.sqrt(jnp.sum(unit**2, -1, keepdims=True)) for unit in units]
+    cosines = ratio(jnp.sum(units[0] * units[1], -1, keepdims=True), lengths[0] * lengths[1])
+    sizes = [length * power for length, power in zip(lengths, powers, strict=True)]
+    (cosines, *each), (tokens, *_) = zip(*(kept(v, real) for v in (cosines, *sizes)), strict=True)
     totals = [frobenius(size) for size in each]
     names = ("stream_rms", "sum_rms", "branch_rms")
     return {name: total / jnp.sqrt(tokens * x.shape[-1]) for name, total in zip(names, totals, strict=True)} | {
@@ -109,26 +120,28 @@ def norm_row(
     if jacobian is not None:
         radius_gain = rms(jacobian.scale[..., None], real)
         degenerate = jnp.sum(jacobian.degenerate & (True if real is None else real), dtype=jnp.int32)
-    row = {name: getattr(passage, name)[0] for name in Passage._fields[1:]}
+    row = {name: leaf[0] for name, leaf in passage._asdict().items() if name != "out"}
     row |= {
         "trunk_projection": passage.projection[1],
         "trunk_alignment": passage.alignment[1],
         "trunk_norm_gain": (passage.affine * passage.projection * passage.norm)[1],
         "radius_gain": radius_gain,
         "degenerate": degenerate,
-        "gradient_cosine": token_cosine(g, real),
+        "gradient_cosine": token_cosine(g, real, passage.arrived[0]),
     }
     return passage.out[0], passage.out[1], row
 
 
-def sublayer_row(row: Rows, alpha: Array, arrived: Array, left: Array, back: Array, returned: Array) -> Rows:
+def sublayer_row(row: Rows, alpha: Array, back: Array, returned: Array) -> Rows:
     """Complete a `norm_row` by skip, branch and net.
 
     Parameters
     ----------
-    arrived, left, back, returned : ()
-        Sizes of the gradient at the output, before the output norm, at the input, and of the branch's share of that.
+    back, returned : ()
+        Size of the gradient at the input, and of the branch's share of it.
     """
+    row = dict(row)
+    arrived, left = row.pop("arrived"), row.pop("left")
     # α = 0 (a pure branch) has no skip to be compared with: then the branch's own gain stands there.
     skip = jnp.where(alpha == 0, 1, jnp.abs(alpha))
     return row | {
@@ -150,9 +163,9 @@ def backward(
     returned = before_branch.out[0]
     back = step.alpha * exact + returned
 
-    row = sublayer_row(row, step.alpha, *map(frobenius, (g, exact, back, returned)))
+    row = sublayer_row(row, step.alpha, frobenius(back), before_branch.left[0])
     for slot, passage in (("in", before_branch), ("out", after_branch)):
-        row |= {f"branch_{slot}_{name}": getattr(passage, name)[0] for name in Passage._fields[1:4]}
+        row |= {f"branch_{slot}_{name}": getattr(passage, name)[0] for name in ON_BRANCH}
     row |= forward_figures(step.x, step.u, step.added, real)
     return normalised(back), normalised(step.alpha * trunk), row
 
@@ -160,9 +173,10 @@ def backward(
 def bare_row(row: Rows, x: Array, real: Real = None) -> Rows:
     """Complete the `norm_row` of a norm that stands by itself and ``x`` enters: no branch beside it."""
     last = dict.fromkeys(("stream_cosine", "skip", "branch"), 1.0) | {"branch_rms": 0.0, "branch_return": 0.0}
-    last |= {f"branch_{slot}_{name}": 1.0 for slot in ("in", "out") for name in Passage._fields[1:4]}
+    last |= {f"branch_{slot}_{name}": 1.0 for slot in ("in", "out") for name in ON_BRANCH}
     last |= {"stream_rms": rms(x, real), "sum_rms": rms(x, real), "token_cosine": token_cosine(x, real)}
-    trunk_net = row.pop("trunk_norm_gain")
+    row = dict(row)
+    trunk_net, *_ = (row.pop(name) for name in ("trunk_norm_gain", "arrived", "left"))
     return last | row | {"net": row["affine"] * row["projection"] * row["norm"], "trunk_net": trunk_net}
 
 

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from gradflow.branches import Branch, Params
@@ -79,11 +78,3 @@ class SublayerJacobian:
 def push_norm(jacobian: NormJacobian | None, basis: Float[Array, "tokens d k"]) -> Float[Array, "tokens d k"]:
     """``DN @ basis`` for every token; an empty slot passes the basis on."""
     return basis if jacobian is None else jacobian.push(basis)
-
-
-def frobenius(state: Array, keep: int = 0) -> Array:
-    """Frobenius norm over all axes but the first ``keep``, free of under- and overflow."""
-    axes = tuple(range(keep, state.ndim))
-    largest = jnp.max(jnp.abs(state), axes, keepdims=True)
-    safe = jnp.where(largest > 0, largest, 1)
-    return safe.reshape(safe.shape[:keep]) * jnp.sqrt(jnp.sum((state / safe) ** 2, axes))

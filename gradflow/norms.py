@@ -18,6 +18,7 @@ import sympy
 from jaxtyping import Array, Bool, Float
 
 from gradflow import numeric, precision
+from gradflow.scaling import scaled
 from gradflow.symbolic import norms as symbolic
 
 Vectors = Float[Array, "*batch d"]
@@ -51,11 +52,9 @@ def _centre(x: Vectors) -> Vectors:
 
 def _split(y: Vectors) -> tuple[Scalars, Vectors]:
     """``rms(y)`` and ``y/rms(y)`` without under- or overflow; a zero vector has direction zero."""
-    largest = jnp.max(jnp.abs(y), -1, keepdims=True)
-    safe = jnp.where(largest > 0, largest, 1)
-    unit = y / safe
+    unit, power = scaled(y, y.ndim - 1)
     rms = jnp.sqrt(_mean(unit**2))
-    return (safe * rms)[..., 0], unit / jnp.where(rms > 0, rms, 1)
+    return (power * rms)[..., 0], unit / jnp.where(rms > 0, rms, 1)
 
 
 def _scalars(row: str, eps: float, radius: Scalars, width: int) -> tuple[Scalars, Scalars, Scalars]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from gradflow.flow import (
+    ON_BRANCH,
     Passage,
     Real,
     Rows,
@@ -26,16 +27,15 @@ from gradflow.flow import (
     sublayer_row,
     through,
 )
-from gradflow.jacobian import frobenius
 from gradflow.norms import Norm, NormJacobian
-from gradflow.stack import Layer, Stack, State, Weights, rescale
+from gradflow.scaling import frobenius, rescale
+from gradflow.stack import Layer, Stack, State, Weights
 
 ON_NORM = (
     *Passage._fields[1:],
     *("trunk_projection", "trunk_alignment", "trunk_norm_gain", "radius_gain", "degenerate", "gradient_cosine"),
-    *("arrived", "left"),
 )
-ON_SLOT = ("affine", "projection", "norm", "size")
+ON_SLOT = (*ON_BRANCH, "left")
 ON_ENTRY = ("size", "exponent", "trunk_exponent")
 Notes = Float[Array, " n"]
 
@@ -56,7 +56,6 @@ def _leave_back(residuals: tuple[NormJacobian | None, Real], cotangents: tuple[S
     jacobian, real = residuals
     g, w = cotangents
     exact, trunk, row = norm_row(jacobian, g, w, real)
-    row |= {"arrived": frobenius(g), "left": frobenius(exact)}
     return exact, trunk, _pack(row, ON_NORM, g.dtype), None, None, None
 
 
@@ -71,8 +70,7 @@ def pass_slot(x: State, notes: Notes, value: State, jacobian: NormJacobian | Non
 
 def _slot_back(jacobian: NormJacobian | None, g: State) -> tuple:
     passage = through(jacobian, g[None])
-    row = {name: getattr(passage, name)[0] for name in ON_SLOT[:3]} | {"size": frobenius(passage.out)}
-    return passage.out[0], _pack(row, ON_SLOT, g.dtype), None, None
+    return passage.out[0], jnp.stack([getattr(passage, name)[0] for name in ON_SLOT]), None, None
 
 
 pass_slot.defvjp(lambda x, notes, value, jacobian: (value, jacobian), _slot_back)
@@ -204,11 +202,9 @@ def _rows(stack: Stack, noted: tuple[SublayerNotes, ...], figures: list[Rows], s
             dict(zip(names, array.T, strict=True))
             for names, array in zip((ON_ENTRY, ON_SLOT, ON_SLOT, ON_NORM), notes[:4], strict=True)
         )
-        row = sublayer_row(
-            row, jnp.asarray(alpha[:, k]), row.pop("arrived"), row.pop("left"), entry["size"], slot_in.pop("size")
-        )
+        row = sublayer_row(row, jnp.asarray(alpha[:, k]), entry["size"], slot_in["left"])
         for slot, found in (("in", slot_in), ("out", slot_out)):
-            row |= {f"branch_{slot}_{name}": found[name] for name in ON_SLOT[:3]}
+            row |= {f"branch_{slot}_{name}": found[name] for name in ON_BRANCH}
         row |= figures[k] | {"exponent": entry["exponent"], "degenerate": row["degenerate"].astype(jnp.int32)}
         if notes.weights:
             row["weight_grad"] = jnp.sqrt(sum(note**2 for note in notes.weights.values()))

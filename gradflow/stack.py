@@ -17,6 +17,7 @@ from gradflow import checks, precision
 from gradflow.branches import Branch, Params, branch_of
 from gradflow.jacobian import Slots, SublayerJacobian
 from gradflow.norms import BY_NAME, Norm
+from gradflow.scaling import rescale
 from gradflow.schemes import Scheme, scheme_of
 
 State = Float[Array, "tokens d"]
@@ -144,13 +145,6 @@ class Trajectory:
     out: State
     basis: Float[Array, "tokens d k"] | None
     exponent: Int[Array, ""]
-
-
-def rescale(basis: Array, exponent: Array) -> tuple[Array, Array]:
-    """Divide by the power of two that brings the largest entry to [1/2, 1); exact, and counted in the exponent."""
-    largest = jnp.max(jnp.abs(basis))
-    _, shift = jnp.frexp(jnp.where(largest > 0, largest, 1))
-    return jnp.ldexp(basis, -shift), exponent + shift
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,8 @@ from gradflow.cotangents import refuse_null, resolve
 from gradflow.factors import Profile, safe_log
 from gradflow.flow import Rows, forward_figures, norm_row, normalised
 from gradflow.norms import Norm
+from gradflow.scaling import rescale
 from gradflow.schemes import Scheme, scheme_of
-from gradflow.stack import rescale
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -34,7 +34,9 @@ def flow(
         u, gain = inputs
         jacobian = Norm(gain, jnp.zeros_like(gain), row, eps).jacobian(u)
         _, trunk, rows = norm_row(jacobian, w, w)
-        return normalised(trunk), rows | {"trunk_net": rows.pop("trunk_norm_gain")}
+        unneeded = ("arrived", "left", "trunk_norm_gain")
+        kept = {name: leaf for name, leaf in rows.items() if name not in unneeded}
+        return normalised(trunk), kept | {"trunk_net": rows["trunk_norm_gain"]}
 
     _, rows = jax.lax.scan(sublayer, normalised(cotangents), (u, gain), reverse=True)
     unknown = jnp.full(u.shape[0], jnp.nan, u.dtype)

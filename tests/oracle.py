@@ -1,6 +1,8 @@
-"""The oracle: formulas written out in jnp, a Python loop for depth, and plain autodiff for every derivative.
+"""The oracle: formulas written out in NumPy, a Python loop for depth, and complex steps for every derivative.
 
-It shares gradflow's interface (``trace``, ``flow``), its weights, and none of its mathematics.
+It shares gradflow's interface (``trace``, ``flow``) and its weights, none of its mathematics, and no JAX. Every function takes
+states (..., tokens, d), so that all directions of a derivative are one call: f(x + ih·v) has the imaginary part h·J v, to
+rounding, as nothing is subtracted (Squire, Trapp 1998).
 """
 
 import functools
@@ -10,31 +12,34 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import numpy as np
+import scipy.special
 import sympy
 
-
-def _rms(x):
-    return jnp.sqrt(jnp.mean(x * x))
+STEP = 1e-30
 
 
-# name -> (what is divided, by how much), for one vector
+def _mean(x):
+    return x.mean(-1, keepdims=True)
+
+
+# name -> (what is divided, by how much), along the last axis; no conjugate anywhere, and JAX arrays pass too
 NORMS = {
-    "layernorm": (lambda x: x - jnp.mean(x), lambda x, eps: jnp.sqrt(jnp.var(x) + eps)),
-    "rms": (lambda x: x, lambda x, eps: jnp.sqrt(jnp.mean(x * x) + eps)),
-    "rms-outside": (lambda x: x, lambda x, eps: _rms(x) + eps),
-    "unit": (lambda x: x, lambda x, eps: jnp.linalg.norm(x)),
+    "layernorm": (lambda x: x - _mean(x), lambda x, eps: (_mean((x - _mean(x)) ** 2) + eps) ** 0.5),
+    "rms": (lambda x: x, lambda x, eps: (_mean(x * x) + eps) ** 0.5),
+    "rms-outside": (lambda x: x, lambda x, eps: _mean(x * x) ** 0.5 + eps),
+    "unit": (lambda x: x, lambda x, eps: (x * x).sum(-1, keepdims=True) ** 0.5),
 }
 
 ACTIVATIONS = {
     "linear": lambda z: z,
-    "relu": jax.nn.relu,
-    "gelu": functools.partial(jax.nn.gelu, approximate=False),
-    "gelu_tanh": functools.partial(jax.nn.gelu, approximate=True),
-    "silu": jax.nn.silu,
-    "tanh": jnp.tanh,
-    "erf": jax.scipy.special.erf,
-    "softplus": jax.nn.softplus,
+    "relu": lambda z: np.where(z.real > 0, z, 0),
+    "gelu": lambda z: z * (1 + scipy.special.erf(z / 2**0.5)) / 2,
+    "gelu_tanh": lambda z: z * (1 + np.tanh((2 / np.pi) ** 0.5 * (z + 0.044715 * z**3))) / 2,
+    "silu": lambda z: z / (1 + np.exp(-z)),
+    "tanh": np.tanh,
+    "erf": scipy.special.erf,
+    "softplus": lambda z: np.log(1 + np.exp(z)),
 }
 
 # the catalogue's schemes, as the papers write them
@@ -44,6 +49,19 @@ SCHEMES = {
 }
 
 
+def jacobian(f, x):
+    """df/dx at ``x``, (*f(x).shape, *x.shape)."""
+    x = np.asarray(x)
+    steps = np.eye(x.size).reshape(x.size, *x.shape)
+    out = f(x + 1j * STEP * steps).imag / STEP
+    return np.moveaxis(out, 0, -1).reshape(*out.shape[1:], *x.shape)
+
+
+def pull(f, x, cotangents):
+    """Cotangents (..., *f(x).shape), sent to ``x`` in one go."""
+    return np.tensordot(np.asarray(cotangents), jacobian(f, x), np.ndim(x))
+
+
 def params_at(weights, stack, block):
     """One block's parameters, a dict per branch."""
     piece = jax.tree.map(lambda leaf: leaf[block], weights.along_depth(stack))
@@ -51,63 +69,62 @@ def params_at(weights, stack, block):
 
 
 def norm(name, eps, x):
-    """N(x) for one vector, gain 1, bias 0."""
+    """N(x) along the last axis, gain 1, bias 0."""
     top, length = NORMS[name]
     return top(x) / length(x, eps)
 
 
 def attention(params, x, heads, causal=False, mask=None):
     """Multi-head attention, one head and one query at a time."""
-    tokens, d = x.shape
-    width, rows = d // heads, []
+    (tokens, d), rows = x.shape[-2:], []
+    width = d // heads
+
+    def project(name, part, states):
+        return states @ params["w" + name][part].T + (params["b" + name][part] if "b" + name in params else 0)
+
     for i in range(tokens):
         seen = [j for j in range(tokens) if (j <= i or not causal) and (mask is None or mask[j])]
         parts = []
         for h in range(heads):
             part = slice(h * width, (h + 1) * width)
-            q = params["w_q"][part] @ x[i] + (params["b_q"][part] if "b_q" in params else 0)
-            k, v = (
-                jnp.stack(
-                    [params["w" + n][part] @ x[j] + (params["b" + n][part] if "b" + n in params else 0) for j in seen]
-                )
-                for n in ("_k", "_v")
-            )
-            score = jnp.exp(k @ q / width**0.5)
-            parts.append(score @ v / score.sum())
-        rows.append(params["w_o"] @ jnp.concatenate(parts) + params.get("b_o", 0))
-    return jnp.stack(rows)
+            q = project("_q", part, x[..., i, :])
+            k, v = (project(name, part, x[..., seen, :]) for name in ("_k", "_v"))
+            score = np.exp((k * q[..., None, :]).sum(-1) / width**0.5)[..., None]
+            parts.append((score * v).sum(-2) / score.sum(-2))
+        rows.append(project("_o", slice(None), np.concatenate(parts, -1)))
+    return np.stack(rows, -2)
 
 
 def branch(name, params, x, activation=None):
     """f(x) of the whole state, from the branch's name and weights."""
     if name.startswith("attention"):
-        return attention(params, x, math.gcd(x.shape[1], 8), name.endswith("causal"))
-
-    def token(x):
-        if name == "linear":
-            return params["w"] @ x
-        if name == "bias":
-            return params["b"]
-        phi = activation or ACTIVATIONS[name.removeprefix("mlp:")]
-        return params["w_out"] @ phi(params["w_in"] @ x)
-
-    return jnp.stack([token(v) for v in x])
+        return attention(params, x, math.gcd(x.shape[-1], 8), name.endswith("causal"))
+    if name == "linear":
+        return x @ params["w"].T
+    if name == "bias":
+        return np.broadcast_to(params["b"], x.shape)
+    phi = activation or ACTIVATIONS[name.removeprefix("mlp:")]
+    return phi(x @ params["w_in"].T) @ params["w_out"].T
 
 
 def part(a, whole):
     """a/whole, and 0 of nothing, as gradflow has it."""
-    return a / whole if whole > 0 else jnp.zeros(())
+    return a / whole if whole > 0 else 0.0
 
 
 def size(a):
-    return jnp.linalg.norm(jnp.ravel(a))
+    return np.linalg.norm(np.ravel(a))
+
+
+def rms(x):
+    return np.sqrt(np.mean(x * x))
 
 
 def pooled_cosine(a):
     """Mean inner product of two different tokens over the mean square, by a double loop over tokens."""
     tokens = range(a.shape[-2])
-    pairs = [jnp.sum(a[..., i, :] * a[..., k, :]) for i in tokens for k in tokens if i != k]
-    return sum(pairs) / (len(pairs) / a.shape[-2]) / jnp.sum(a * a) if pairs else jnp.nan
+    pairs = [np.sum(a[..., i, :] * a[..., k, :]) for i in tokens for k in tokens if i != k]
+    return sum(pairs) / (len(pairs) / a.shape[-2]) / np.sum(a * a) if pairs else np.nan
 
 
 @dataclass(frozen=True)
@@ -119,10 +136,10 @@ class Network:
     activation: Any = None
 
     def _norm(self, x):
-        return jax.vmap(functools.partial(norm, self.stack.norm, self.stack.eps))(x)
+        return norm(self.stack.norm, self.stack.eps, x)
 
     def _length(self, x):
-        return jax.vmap(lambda v: NORMS[self.stack.norm][1](v, self.stack.eps))(x)
+        return NORMS[self.stack.norm][1](x, self.stack.eps)
 
     def _slots(self):
         row = self.stack.scheme
@@ -133,10 +150,14 @@ class Network:
         row = self.stack.scheme
         return [float(m.subs({l: s + 1, S: self.stack.sublayers})) for m in (row.alpha, row.beta)]
 
+    @functools.cached_property
+    def _params(self):
+        blocks = [params_at(self.weights, self.stack, block) for block in range(self.stack.depth)]
+        return jax.tree.map(np.asarray, [params for block in blocks for params in block])
+
     def _branch(self, s):
-        block, k = divmod(s, len(self.stack.block))
-        params = params_at(self.weights, self.stack, block)[k]
-        return lambda x: branch(self.stack.block[k].name, params, x, self.activation)
+        name = self.stack.block[s % len(self.stack.block)].name
+        return functools.partial(branch, name, self._params[s], activation=self.activation)
 
     def _added(self, s, x):
         n_in, n_branch, _ = self._slots()
@@ -145,8 +166,7 @@ class Network:
     def sublayer(self, s, x, frozen=False):
         """x' of sub-layer ``s`` (from 0); frozen: F = 0."""
         added = self._added(s, x)
-        added = jax.lax.stop_gradient(added) if frozen else added
-        return self._slots()[2](self._multipliers(s)[0] * x + added)
+        return self._slots()[2](self._multipliers(s)[0] * x + (added.real if frozen else added))
 
     def run(self, x, frozen=False):
         """The whole network as one function."""
@@ -155,27 +175,22 @@ class Network:
         return self._norm(x) if self.stack.final_norm else x
 
     def product(self, x):
-        """The whole Jacobian by ``jax.jacfwd``; unless tokens mix, its blocks (tokens, d, d), and the others must vanish."""
-        whole = jax.jacfwd(self.run)(x)
+        """The whole Jacobian; unless tokens mix, its blocks (tokens, d, d), and the others must vanish."""
+        whole = jacobian(self.run, x)
         if any(branch.name.startswith("attention") for branch in self.stack.block):
             return whole.reshape(*x.shape, x.size)
-        own = jnp.stack([whole[i, :, i] for i in range(x.shape[0])])
-        rest = whole - jnp.stack([whole[i] * (jnp.arange(x.shape[0]) == i)[None, :, None] for i in range(x.shape[0])])
-        assert not jnp.any(rest)
-        return own
-
-    def pull(self, x, cotangents, frozen=False):
-        """Cotangents (probes, tokens, d) at the output, sent to the input in one go."""
-        return jax.vmap(lambda c: jax.vjp(functools.partial(self.run, frozen=frozen), x)[1](c)[0])(cotangents)
+        tokens = range(x.shape[0])
+        assert not any(np.any(whole[i, :, j]) for i in tokens for j in tokens if i != j)
+        return np.stack([whole[i, :, i] for i in tokens])
 
     def states(self, x):
         """x, u, added of every sub-layer, and out."""
-        rows = []
+        rows, x = [], np.asarray(x)
         for s in range(self.stack.sublayers):
             added = self._added(s, x)
             rows.append((x, self._multipliers(s)[0] * x + added, added))
             x = self.sublayer(s, x)
-        xs, us, added = map(jnp.stack, zip(*rows, strict=True))
+        xs, us, added = map(np.stack, zip(*rows, strict=True))
         return types.SimpleNamespace(x=xs, u=us, added=added, out=x)
 
     def trace(self, x):
@@ -183,19 +198,19 @@ class Network:
         return types.SimpleNamespace(**vars(self.states(x)), basis=self.product(x))
 
     def _through(self, present, at, g):
-        """Factors of one norm: P_t h is t·Jᵀh, by autodiff of the norm and its length."""
+        """Factors of one norm: P_t h is t·Jᵀh, by the derivative of the norm and its length."""
         if not present:
             return g, dict(affine=1.0, projection=1.0, norm=1.0, alignment=0.0, mean_component=0.0)
-        out = jax.vmap(lambda c: jax.vjp(self._norm, at)[1](c)[0])(g)
-        tangent = self._length(at)[:, None] * out
-        y = jax.vmap(NORMS[self.stack.norm][0])(at)
-        unit = y / jnp.linalg.norm(y, axis=1, keepdims=True)
+        out = pull(self._norm, at, g)
+        tangent = self._length(at) * out
+        y = NORMS[self.stack.norm][0](at)
+        unit = y / np.linalg.norm(y, axis=-1, keepdims=True)
         return out, dict(
             affine=part(size(g), size(g)),
             projection=part(size(tangent), size(g)),
             norm=part(size(out), size(tangent)),
-            alignment=part(jnp.sqrt(jnp.sum(jnp.sum(g * unit, -1) ** 2)), size(g)),
-            mean_component=part(jnp.sqrt(jnp.sum(jnp.sum(g, -1) ** 2 / g.shape[-1])), size(g)),
+            alignment=part(size(np.sum(g * unit, -1)), size(g)),
+            mean_component=part(size(np.sum(g, -1)) / g.shape[-1] ** 0.5, size(g)),
         )
 
     def _norm_row(self, present, at, g, w):
@@ -205,13 +220,14 @@ class Network:
             "trunk_projection": trunk["projection"],
             "trunk_alignment": trunk["alignment"],
             "trunk_net": part(size(trunk_out), size(w)),
-            "radius_gain": jnp.sqrt(jnp.mean(self._length(at) ** -2.0)) if present else 1.0,
+            "radius_gain": rms(1 / self._length(at)) if present else 1.0,
             "gradient_cosine": pooled_cosine(g),
             "degenerate": 0,
         }
 
     def flow(self, x, cotangents):
         """Every factor of every sub-layer, from input to output, each by its definition."""
+        cotangents = np.asarray(cotangents)
         ran, g, w, rows = self.states(x), cotangents, cotangents, []
         scheme = self.stack.scheme
         if self.stack.final_norm:
@@ -219,26 +235,22 @@ class Network:
             neutral = dict(skip=1.0, branch=1.0, branch_return=0.0, stream_cosine=1.0, branch_rms=0.0)
             neutral |= {f"branch_{s}_{n}": 1.0 for s in ("in", "out") for n in ("affine", "projection", "norm")}
             figures = dict(
-                stream_rms=_rms(ran.out),
-                sum_rms=_rms(ran.out),
+                stream_rms=rms(ran.out),
+                sum_rms=rms(ran.out),
                 token_cosine=pooled_cosine(ran.out),
                 net=size(out) / size(g),
             )
             rows.append(row | neutral | figures)
-            g = out
-            w = jax.vmap(lambda c: jax.vjp(self._norm, ran.out)[1](c)[0])(w)
+            g, w = out, pull(self._norm, ran.out, w)
         for s in reversed(range(self.stack.sublayers)):
             (alpha, beta), at = self._multipliers(s), ran.x[s]
             out, row = self._norm_row(scheme.norm_out, ran.u[s], g, w)
             inner = self._slots()[0](at)
-            f = self._branch(s)(inner)
-            after, at_branch = self._through(scheme.norm_branch, f, beta * out)
-            before = jax.vmap(lambda c, s=s, inner=inner: jax.vjp(self._branch(s), inner)[1](c)[0])(after)
+            after, at_branch = self._through(scheme.norm_branch, self._branch(s)(inner), beta * out)
+            before = pull(self._branch(s), inner, after)
             returned, at_in = self._through(scheme.norm_in, at, before)
-            step = functools.partial(self.sublayer, s)
-            back = jax.vmap(lambda c, step=step, at=at: jax.vjp(step, at)[1](c)[0])(g)
-            trunk = functools.partial(step, frozen=True)
-            w_back = jax.vmap(lambda c, trunk=trunk, at=at: jax.vjp(trunk, at)[1](c)[0])(w)
+            back = pull(functools.partial(self.sublayer, s), at, g)
+            w_back = pull(functools.partial(self.sublayer, s, frozen=True), at, w)
             skip = abs(alpha) if alpha else 1.0
             row |= {f"branch_out_{n}": at_branch[n] for n in ("affine", "projection", "norm")}
             row |= {f"branch_in_{n}": at_in[n] for n in ("affine", "projection", "norm")}
@@ -248,13 +260,13 @@ class Network:
                 branch_return=size(returned) / size(out),
                 net=size(back) / size(g),
                 trunk_net=part(size(w_back), size(w)),
-                stream_rms=_rms(at),
-                branch_rms=_rms(ran.added[s]),
-                sum_rms=_rms(ran.u[s]),
-                stream_cosine=jnp.mean(jax.vmap(lambda a, b: a @ b / size(a) / size(b))(at, ran.u[s])),
+                stream_rms=rms(at),
+                branch_rms=rms(ran.added[s]),
+                sum_rms=rms(ran.u[s]),
+                stream_cosine=np.mean([a @ b / size(a) / size(b) for a, b in zip(at, ran.u[s], strict=True)]),
                 token_cosine=pooled_cosine(at),
             )
             rows.append(row)
             g, w = back, w_back
         rows = rows[::-1]
-        return {name: jnp.asarray([row[name] for row in rows]) for name in rows[0]}
+        return {name: np.asarray([row[name] for row in rows]) for name in rows[0]}

@@ -50,14 +50,14 @@ def test_product_is_jacfwd_of_the_whole_network_and_the_stream_its_equation(norm
 @pytest.mark.usefixtures("eager")
 def test_catalogue_row_is_the_equation_of_its_paper(scheme):
     r = run("layernorm", scheme, ("mlp:gelu",), False, 1)
-    (params,) = params_at(r.weights, r.stack, 0)
+    (params,) = jax.tree.map(np.asarray, params_at(r.weights, r.stack, 0))
 
     layer = functools.partial(oracle.norm, "layernorm", r.stack.eps)
 
     def branch(x):
         return oracle.branch("mlp:gelu", params, x[None])[0]
 
-    close(r.trace.x[1, 0], oracle.SCHEMES[scheme.name](layer, branch, r.x[0]))
+    close(r.trace.x[1, 0], oracle.SCHEMES[scheme.name](layer, branch, np.asarray(r.x[0])))
 
 
 @pytest.mark.parametrize(("scheme", "block"), [("post-ln", ("linear",)), ("pre-ln", ("mlp:silu", "bias"))])
@@ -65,7 +65,7 @@ def test_compiled_is_eager_and_log_scaled_is_plain(scheme, block, x64):
     stack = Stack.make(scheme, block, 4, WIDTH, norm="layernorm", eps=0.0, final_norm=True)
     weights, x = Drawn(jax.random.key(7)), normal(1, 3, WIDTH)
     trace = stack.trace(weights, x, eye(3, WIDTH))
-    assert 0.5 <= float(jnp.abs(trace.basis).max()) < 1
+    assert 0.75 <= float(jnp.abs(trace.basis).max()) <= 1.5
     close(product(trace), oracle.Network(stack, weights).product(x))
 
 
@@ -100,7 +100,7 @@ def test_zero_branch_leaves_the_trunk(scheme, norm):
 @pytest.mark.usefixtures("eager")
 def test_constant_branch_product_is_the_trunk_at_its_trajectory(scheme):
     r = run("layernorm", scheme, ("bias",), False, 1)
-    close(r.product[0], jax.jacfwd(lambda x: r.oracle.run(x, frozen=True))(r.x)[0, :, 0])
+    close(r.product[0], oracle.jacobian(functools.partial(r.oracle.run, frozen=True), r.x)[0, :, 0])
 
 
 @pytest.mark.parametrize("block", [("linear",), ("mlp:gelu", "bias")], ids=name)
@@ -144,11 +144,11 @@ def test_weights_have_variance_one_over_fan_in_times_gain(branch, x64):
 def test_push_is_jacfwd_of_the_branch(branch):
     f, d = branch_of(branch), 6
     params, x = f.init(jax.random.key(0), d, "float64"), normal(1, 3, d)
-    truth = jax.jacfwd(lambda v: oracle.branch(branch, params, v))(x)
+    truth = oracle.jacobian(functools.partial(oracle.branch, branch, jax.tree.map(np.asarray, params)), x)
     for k in (2, 6):  # a thin basis and a full one go by different orders
         basis = normal(2, 3, d, k)
         close(f.push(params, x, basis), jnp.einsum("tisj,sjk->tik", truth, basis))
-    close(f.apply(params, x), oracle.branch(branch, params, x))
+    close(f.apply(params, x), oracle.branch(branch, params, np.asarray(x)))
     close(jax.jacrev(lambda v: f.apply(params, v))(x), truth)
     assert f.tokenwise == (not np.any([truth[i, :, j] for i in range(3) for j in range(3) if i != j]))
 
@@ -162,9 +162,9 @@ def test_a_thin_basis_is_pushed_like_the_columns_of_the_whole(x64):
 z = sympy.Symbol("t")
 OWN_ACTIVATIONS = {
     "cubic": (z + z**3 / 10, lambda t: t + t**3 / 10),
-    "sine": (sympy.sin(2 * z), lambda t: jnp.sin(2 * t)),
-    "swish-like": (z / (1 + sympy.exp(-2 * z)), lambda t: t * jax.nn.sigmoid(2 * t)),
-    "leaky": (sympy.Max(z, z / 10), lambda t: jnp.where(t > 0, t, t / 10)),
+    "sine": (sympy.sin(2 * z), lambda t: np.sin(2 * t)),
+    "swish-like": (z / (1 + sympy.exp(-2 * z)), lambda t: t / (1 + np.exp(-2 * t))),
+    "leaky": (sympy.Max(z, z / 10), lambda t: np.where(t.real > 0, t, t / 10)),
 }
 
 
