@@ -6,6 +6,7 @@ from gradflow.contractions import Contraction
 from gradflow.factors import Profile
 
 NOTHING = 5e-5  # a factor this close to 1 does nothing worth a word
+ROUNDING = 1e-5  # a factor that departs from 1 by less, in float32 too, does not depart from it
 
 
 def per_layer(profile: Profile, name: str) -> float:
@@ -69,7 +70,7 @@ def _branch(r: Contraction) -> str:
     who = "the branch (αI + βF)ᵀ, which the estimate leaves out,"
     if abs(gain - 1) >= NOTHING:
         return f"{who} {'gives back' if gain > 1 else 'takes another'} {100 * abs(gain - 1):.3g} % per sub-layer"
-    if np.any(r.profile.branch != 1):
+    if np.max(np.abs(r.profile.branch - 1)) > ROUNDING:
         return f"{who} keeps the gradient's length but turns it away from û, so that no later projection finds it"
     return "the branch returns nothing, so the trunk is all there is"
 

@@ -13,7 +13,7 @@ from gradflow.product import identity
 from gradflow.schemes import SCHEMES, S, Scheme, l
 from gradflow.stack import Drawn, Stack
 
-WIDTH = 5
+WIDTH, TOKENS = 5, 3  # one shape for all: run eagerly, each new shape costs as much as a network
 
 # rows of a user's own: every slot filled, multipliers that vary with depth, a pure branch
 SANDWICH = Scheme("sandwich", "test", "norms on both sides of the branch", norm_in=True, norm_branch=True)
@@ -35,12 +35,12 @@ def name(value):
 def _table():
     """Every branch, on every norm in turn; blocks of two branches; rows of a user's own. A final norm in every other one."""
     for b, branch in enumerate(BRANCHES):
-        yield NORMS[b % len(NORMS)].name, SCHEMES[b // 2 % len(SCHEMES)], (branch,), bool(b % 2), 3
+        yield NORMS[b % len(NORMS)].name, SCHEMES[b // 2 % len(SCHEMES)], (branch,), bool(b % 2)
     for n, scheme in enumerate(SCHEMES):
-        yield NORMS[n].name, scheme, ("mlp:gelu", "linear"), bool(n), 1
-        yield NORMS[1 - n].name, scheme, ("attention", "mlp:relu"), not n, 2
+        yield NORMS[n].name, scheme, ("mlp:gelu", "linear"), bool(n)
+        yield NORMS[1 - n].name, scheme, ("attention", "mlp:relu"), not n
     for n, scheme in enumerate(OWN):
-        yield ("layernorm", "rms")[n % 2], scheme, ("mlp:tanh", "linear"), False, 3
+        yield ("layernorm", "rms")[n % 2], scheme, ("mlp:tanh", "linear"), False
 
 
 TABLE = tuple(_table())
@@ -78,5 +78,5 @@ class Run:
 
 
 @functools.cache
-def run(norm, scheme, block, final, tokens, probes=2, depth=2, eps=1e-3):
+def run(norm, scheme, block, final, tokens=TOKENS, probes=2, depth=2, eps=1e-3):
     return Run(norm, scheme, block, final, tokens, probes, depth, eps)

@@ -19,12 +19,14 @@ from gradflow.symbolic import norms as symbolic
 
 
 def forget():
-    """Empty every cache that may hold a compiled formula."""
+    """Empty every cache of gradflow's that may hold a compiled formula; JAX's own operations stay compiled."""
     for name, module in list(sys.modules.items()):
         if name.startswith("gradflow"):
-            for value in list(vars(module).values()):
-                getattr(value, "cache_clear", lambda: None)()
-    jax.clear_caches()
+            own = list(vars(module).values())
+            for value in own + [v for c in own if isinstance(c, type) for v in vars(c).values()]:
+                for clear in ("cache_clear", "clear_cache"):  # functools' name, and jax.jit's
+                    if not isinstance(value, type):
+                        getattr(value, clear, lambda: None)()
 
 
 @pytest.fixture

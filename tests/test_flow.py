@@ -11,7 +11,7 @@ from gradflow.flow import flow
 from gradflow.schemes import SCHEMES
 from gradflow.stack import Drawn, Stack
 
-table = pytest.mark.parametrize(("norm", "scheme", "block", "final", "tokens"), TABLE, ids=name)
+table = pytest.mark.parametrize(("norm", "scheme", "block", "final"), TABLE, ids=name)
 
 
 def close(left, right, rtol=1e-11, atol=1e-12):
@@ -25,8 +25,8 @@ def cumulative(gains):
 
 @table
 @pytest.mark.usefixtures("eager")
-def test_every_factor_is_its_definition(norm, scheme, block, final, tokens):
-    r = run(norm, scheme, block, final, tokens)
+def test_every_factor_is_its_definition(norm, scheme, block, final):
+    r = run(norm, scheme, block, final)
     truth = r.oracle.flow(r.x, r.cotangents)
     assert set(r.flow) == set(truth)
     for figure, values in truth.items():
@@ -43,7 +43,7 @@ def test_every_factor_is_its_definition(norm, scheme, block, final, tokens):
 
 
 @pytest.mark.parametrize("norm", ["layernorm", "rms"])
-@pytest.mark.parametrize("tokens", [1, 4])
+@pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.usefixtures("eager")
 def test_pythagoras_at_eps_zero(norm, tokens):
     r = run(norm, SCHEMES[0], ("mlp:gelu",), True, tokens, eps=0.0)
@@ -53,8 +53,8 @@ def test_pythagoras_at_eps_zero(norm, tokens):
 
 @pytest.mark.usefixtures("eager")
 def test_final_norm_is_a_last_row_of_its_own():
-    r = run("layernorm", SCHEMES[1], ("linear",), True, 1)
-    bare = run("layernorm", SCHEMES[1], ("linear",), False, 1)
+    r = run("layernorm", SCHEMES[1], ("linear",), True)
+    bare = run("layernorm", SCHEMES[1], ("linear",), False)
     assert r.flow["net"].shape == (r.stack.sublayers + 1,)
     assert bare.flow["net"].shape == (r.stack.sublayers,)
     assert float(r.flow["branch"][-1]) == float(r.flow["skip"][-1]) == 1
@@ -63,7 +63,7 @@ def test_final_norm_is_a_last_row_of_its_own():
 
 @pytest.mark.usefixtures("eager")
 def test_alpha_zero_reports_the_branchs_own_gain_and_no_trunk():
-    r = run("layernorm", PURE, ("mlp:tanh", "linear"), False, 3)
+    r = run("layernorm", PURE, ("mlp:tanh", "linear"), False)
     np.testing.assert_array_equal(r.flow["skip"], 1.0)
     np.testing.assert_array_equal(r.flow["trunk_net"], 0.0)
     assert np.all(np.isfinite(r.flow["branch"]))
@@ -73,7 +73,7 @@ def test_alpha_zero_reports_the_branchs_own_gain_and_no_trunk():
 @pytest.mark.parametrize("scheme", SCHEMES, ids=name)
 @pytest.mark.usefixtures("eager")
 def test_more_probes_pool_their_powers(scheme):
-    many = run("rms", scheme, ("mlp:gelu",), False, 3, probes=4)
+    many = run("rms", scheme, ("mlp:gelu",), False)
 
     def size(c):
         return float(jnp.sum(c**2))
@@ -86,7 +86,7 @@ def test_more_probes_pool_their_powers(scheme):
 @pytest.mark.parametrize("scheme", SCHEMES, ids=name)
 @pytest.mark.usefixtures("eager")
 def test_gains_do_not_depend_on_the_cotangents_size(scheme):
-    r = run("layernorm", scheme, ("mlp:gelu",), False, 1)
+    r = run("layernorm", scheme, ("mlp:gelu",), False)
     for scale in (1e-200, 1e-3, 1e200):
         again = flow(r.stack, r.weights, r.trace, scale * r.cotangents)
         for figure, values in r.flow.items():
@@ -95,7 +95,7 @@ def test_gains_do_not_depend_on_the_cotangents_size(scheme):
 
 @pytest.mark.parametrize(("scheme", "norm"), [(SCHEMES[0], "layernorm")], ids=name)
 def test_compiled_sweep_is_the_oracles(scheme, norm, x64):
-    r = run(norm, scheme, ("mlp:relu", "bias"), True, 3, depth=3)
+    r = run(norm, scheme, ("mlp:relu", "bias"), True, depth=3)
     for figure, values in r.oracle.flow(r.x, r.cotangents).items():
         np.testing.assert_allclose(r.flow[figure], values, rtol=1e-10, atol=1e-11, err_msg=figure)
 

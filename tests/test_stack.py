@@ -9,7 +9,7 @@ import numpy as np
 import oracle
 import pytest
 import sympy
-from networks import BARE, TABLE, WIDTH, eye, name, normal, run
+from networks import BARE, TABLE, TOKENS, WIDTH, eye, name, normal, run
 from oracle import params_at
 
 from gradflow.branches import BRANCHES, MLP, Bias, Linear, branch_of
@@ -17,7 +17,7 @@ from gradflow.norms import NORMS
 from gradflow.schemes import SCHEMES, Scheme, scheme_of
 from gradflow.stack import Drawn, Given, Stack
 
-table = pytest.mark.parametrize(("norm", "scheme", "block", "final", "tokens"), TABLE, ids=name)
+table = pytest.mark.parametrize(("norm", "scheme", "block", "final"), TABLE, ids=name)
 scheme_norm = pytest.mark.parametrize("norm", [row.name for row in NORMS])
 schemes = pytest.mark.parametrize("scheme", SCHEMES, ids=name)
 
@@ -38,8 +38,8 @@ def stacked(weights, stack):
 
 @table
 @pytest.mark.usefixtures("eager")
-def test_product_is_jacfwd_of_the_whole_network_and_the_stream_its_equation(norm, scheme, block, final, tokens):
-    r = run(norm, scheme, block, final, tokens)
+def test_product_is_jacfwd_of_the_whole_network_and_the_stream_its_equation(norm, scheme, block, final):
+    r = run(norm, scheme, block, final)
     close(r.product, r.oracle.product(r.x))
     truth = r.oracle.states(r.x)
     for figure in ("x", "u", "added", "out"):
@@ -49,7 +49,7 @@ def test_product_is_jacfwd_of_the_whole_network_and_the_stream_its_equation(norm
 @schemes
 @pytest.mark.usefixtures("eager")
 def test_catalogue_row_is_the_equation_of_its_paper(scheme):
-    r = run("layernorm", scheme, ("mlp:gelu",), False, 1)
+    r = run("layernorm", scheme, ("mlp:gelu",), False)
     (params,) = jax.tree.map(np.asarray, params_at(r.weights, r.stack, 0))
 
     layer = functools.partial(oracle.norm, "layernorm", r.stack.eps)
@@ -63,8 +63,8 @@ def test_catalogue_row_is_the_equation_of_its_paper(scheme):
 @pytest.mark.parametrize(("scheme", "block"), [("post-ln", ("linear",)), ("pre-ln", ("mlp:silu", "bias"))])
 def test_compiled_is_eager_and_log_scaled_is_plain(scheme, block, x64):
     stack = Stack.make(scheme, block, 4, WIDTH, norm="layernorm", eps=0.0, final_norm=True)
-    weights, x = Drawn(jax.random.key(7)), normal(1, 3, WIDTH)
-    trace = stack.trace(weights, x, eye(3, WIDTH))
+    weights, x = Drawn(jax.random.key(7)), normal(1, TOKENS, WIDTH)
+    trace = stack.trace(weights, x, eye(TOKENS, WIDTH))
     assert 0.75 <= float(jnp.abs(trace.basis).max()) <= 1.5
     close(product(trace), oracle.Network(stack, weights).product(x))
 
@@ -75,10 +75,10 @@ def test_product_over_a_sum_of_depths_is_the_product_of_products(scheme, x64):
     weights = stacked(Drawn(jax.random.key(3)), whole)
     first, second = (dataclasses.replace(whole, depth=n) for n in (2, 3))
     head, tail = (Given(jax.tree.map(lambda p, part=part: p[part], weights.params)) for part in (slice(2), slice(2, 5)))
-    x = normal(1, 3, WIDTH)
-    a = first.trace(head, x, eye(3, WIDTH))
-    b = second.trace(tail, a.out, eye(3, WIDTH))
-    c = whole.trace(weights, x, eye(3, WIDTH))
+    x = normal(1, TOKENS, WIDTH)
+    a = first.trace(head, x, eye(TOKENS, WIDTH))
+    b = second.trace(tail, a.out, eye(TOKENS, WIDTH))
+    c = whole.trace(weights, x, eye(TOKENS, WIDTH))
     close(product(c), product(b) @ product(a))
     pushed = second.trace(tail, a.out, a.basis)
     close(product(c), product(pushed) * 2.0 ** int(a.exponent))
@@ -90,16 +90,16 @@ def test_product_over_a_sum_of_depths_is_the_product_of_products(scheme, x64):
 @pytest.mark.usefixtures("eager")
 def test_zero_branch_leaves_the_trunk(scheme, norm):
     stack = Stack.make(scheme, (Linear(gain=0.0), MLP("gelu", gain=0.0)), 1, WIDTH, norm=norm, eps=0.0)
-    x, layer = normal(1, 2, WIDTH), stack.layer
+    x, layer = normal(1, TOKENS, WIDTH), stack.layer
     trunk = jax.vmap(lambda v: jax.jacfwd(lambda v: layer(layer(v)))(v))(x)
-    trace = stack.trace(Drawn(jax.random.key(0)), x, eye(2, WIDTH))
-    close(product(trace), trunk if scheme.norm_out else eye(2, WIDTH), 1e-12)
+    trace = stack.trace(Drawn(jax.random.key(0)), x, eye(TOKENS, WIDTH))
+    close(product(trace), trunk if scheme.norm_out else eye(TOKENS, WIDTH), 1e-12)
 
 
 @schemes
 @pytest.mark.usefixtures("eager")
 def test_constant_branch_product_is_the_trunk_at_its_trajectory(scheme):
-    r = run("layernorm", scheme, ("bias",), False, 1)
+    r = run("layernorm", scheme, ("bias",), False)
     close(r.product[0], oracle.jacobian(functools.partial(r.oracle.run, frozen=True), r.x)[0, :, 0])
 
 
@@ -107,17 +107,17 @@ def test_constant_branch_product_is_the_trunk_at_its_trajectory(scheme):
 @pytest.mark.usefixtures("eager")
 def test_drawn_given_and_tied_weights_agree(block):
     stack = Stack.make("post-ln", block, 3, WIDTH)
-    drawn, x = Drawn(jax.random.key(5)), normal(1, 1, WIDTH)
+    drawn, x = Drawn(jax.random.key(5)), normal(1, TOKENS, WIDTH)
     given = stacked(drawn, stack)
     for a, b in zip(
-        jax.tree.leaves(stack.trace(drawn, x, eye(1, WIDTH))),
-        jax.tree.leaves(stack.trace(given, x, eye(1, WIDTH))),
+        jax.tree.leaves(stack.trace(drawn, x, eye(TOKENS, WIDTH))),
+        jax.tree.leaves(stack.trace(given, x, eye(TOKENS, WIDTH))),
         strict=True,
     ):
         np.testing.assert_array_equal(a, b)
     once = params_at(drawn, stack, 0)
-    tied = stack.trace(Given(once, tied=True), x, eye(1, WIDTH))
-    repeated = stack.trace(Given(jax.tree.map(lambda p: jnp.stack([p] * 3), once)), x, eye(1, WIDTH))
+    tied = stack.trace(Given(once, tied=True), x, eye(TOKENS, WIDTH))
+    repeated = stack.trace(Given(jax.tree.map(lambda p: jnp.stack([p] * 3), once)), x, eye(TOKENS, WIDTH))
     close(product(tied), product(repeated), 1e-15)
 
 
@@ -142,10 +142,10 @@ def test_weights_have_variance_one_over_fan_in_times_gain(branch, x64):
 @pytest.mark.parametrize("branch", BRANCHES)
 @pytest.mark.usefixtures("eager")
 def test_push_is_jacfwd_of_the_branch(branch):
-    f, d = branch_of(branch), 6
+    f, d = branch_of(branch), 6 if branch.startswith("attention") else WIDTH  # two heads, or the shapes of the table
     params, x = f.init(jax.random.key(0), d, "float64"), normal(1, 3, d)
     truth = oracle.jacobian(functools.partial(oracle.branch, branch, jax.tree.map(np.asarray, params)), x)
-    for k in (2, 6):  # a thin basis and a full one go by different orders
+    for k in (2, d):  # a thin basis and a full one go by different orders
         basis = normal(2, 3, d, k)
         close(f.push(params, x, basis), jnp.einsum("tisj,sjk->tik", truth, basis))
     close(f.apply(params, x), oracle.branch(branch, params, np.asarray(x)))
@@ -155,8 +155,8 @@ def test_push_is_jacfwd_of_the_branch(branch):
 
 def test_a_thin_basis_is_pushed_like_the_columns_of_the_whole(x64):
     stack = Stack.make("post-ln", "mlp:gelu", 3, WIDTH)
-    weights, x, thin = Drawn(jax.random.key(0)), normal(1, 2, WIDTH), normal(2, 2, WIDTH, 2)
-    close(product(stack.trace(weights, x, thin)), product(stack.trace(weights, x, eye(2, WIDTH))) @ thin)
+    weights, x, thin = Drawn(jax.random.key(0)), normal(1, TOKENS, WIDTH), normal(2, TOKENS, WIDTH, 2)
+    close(product(stack.trace(weights, x, thin)), product(stack.trace(weights, x, eye(TOKENS, WIDTH))) @ thin)
 
 
 z = sympy.Symbol("t")
@@ -174,8 +174,8 @@ OWN_ACTIVATIONS = {
 def test_a_users_own_activation_as_a_sympy_expression(kind, scheme):
     expression, phi = OWN_ACTIVATIONS[kind]
     stack = Stack.make(scheme, MLP(expression), 2, WIDTH)
-    weights, x = Drawn(jax.random.key(0)), normal(1, 3, WIDTH)
-    close(product(stack.trace(weights, x, eye(3, WIDTH))), oracle.Network(stack, weights, phi).product(x))
+    weights, x = Drawn(jax.random.key(0)), normal(1, TOKENS, WIDTH)
+    close(product(stack.trace(weights, x, eye(TOKENS, WIDTH))), oracle.Network(stack, weights, phi).product(x))
 
 
 @pytest.mark.parametrize(("scheme", "branch"), [("post-ln", "mlp:gelu"), ("pre-ln", "linear")])
