@@ -7,8 +7,9 @@ Given weights may bring a bias ``b_*`` beside each matrix ``w_*``, and attention
 
 import functools
 import math
+import operator
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Protocol
 
 import jax
@@ -16,7 +17,7 @@ import jax.numpy as jnp
 import sympy
 from jaxtyping import Array, Float
 
-from gradflow import checks
+from gradflow import checks, precision
 from gradflow.matrices import Params, gaussian, linear
 from gradflow.numeric import to_jax
 from gradflow.symbolic import moments as symbolic
@@ -64,6 +65,14 @@ class Branch(Protocol):
         """Its moments for a unit-rms input, gain included."""
         ...
 
+    def moments_at(self, power: Any) -> symbolic.BranchMoments:
+        """Those of x ↦ f(√power x) for a unit-rms x; ``power`` of any shape."""
+        ...
+
+    def weight_power(self, power: Any, inner: Any, outer: Any) -> Any:
+        """Σ‖dL/dW‖²/(‖v‖² d) over its matrices, v = dL/df, at that input power; ``inner``, ``outer``: the scheme's gains."""
+        ...
+
 
 @dataclass(frozen=True)
 class Linear:
@@ -73,6 +82,7 @@ class Linear:
     name = "linear"
     tokenwise = True
     matrices = ("",)
+    inner, outer = (), ("w",)
 
     def init(self, key: Array, d: int, dtype: Any) -> Params:
         """W of shape (d, d)."""
@@ -90,6 +100,14 @@ class Linear:
         """q_f = χ_f = gain²."""
         return symbolic.LINEAR.scaled(self.gain**2)
 
+    def moments_at(self, power: Any) -> symbolic.BranchMoments:
+        """Times the power."""
+        return self.moments().scaled(power)
+
+    def weight_power(self, power: Any, inner: Any, outer: Any) -> Any:
+        """‖dL/dW‖² = ‖v‖²‖x‖²."""
+        return power
+
 
 @dataclass(frozen=True)
 class Bias:
@@ -99,6 +117,7 @@ class Bias:
     name = "bias"
     tokenwise = True
     matrices = ()
+    inner, outer = (), ("b",)
 
     def init(self, key: Array, d: int, dtype: Any) -> Params:
         """b of shape (d,)."""
@@ -116,6 +135,14 @@ class Bias:
         """q_f = gain², χ_f = 0."""
         return symbolic.CONSTANT.scaled(self.gain**2)
 
+    def moments_at(self, power: Any) -> symbolic.BranchMoments:
+        """The same at any power."""
+        return self.moments()
+
+    def weight_power(self, power: Any, inner: Any, outer: Any) -> Any:
+        """No matrix, no gradient."""
+        return 0 * power
+
 
 @functools.lru_cache
 def _activation(phi: sympy.Expr) -> tuple[Callable[[Array], Array], Callable[[Array], Array]]:
@@ -125,19 +152,27 @@ def _activation(phi: sympy.Expr) -> tuple[Callable[[Array], Array], Callable[[Ar
 
 @dataclass(frozen=True)
 class MLP:
-    """f(x) = W₂ φ(W₁ x + b₁) + b₂ with hidden width ``ratio``·d, W₁ ~ N(0, 1/d), W₂ ~ N(0, gain²/(ratio·d)), drawn without b.
+    """f(x) = W₂ φ(W₁ x + b₁) + b₂ with hidden width ``ratio``·d, drawn without b; or gated, W₂ (φ(W₁ x + b₁) ⊙ (W₃ x + b₃)) + b₂.
 
     Attributes
     ----------
     activation : str or sympy.Expr
         A name in `gradflow.symbolic.moments.ACTIVATIONS`, or any expression in one symbol.
+    ratio : float
+        Hidden width over d.
+    gain, gain_in : float
+        W₂ ~ N(0, gain²/(ratio·d)); W₁, W₃ ~ N(0, gain_in²/d).
+    gated : bool
+        GLU: ``"linear"`` is bilinear, ``"relu"`` ReGLU, ``"gelu"`` GEGLU, ``"silu"`` SwiGLU (Shazeer 2020, 2002.05202).
     """
 
     activation: str | sympy.Expr = "relu"
     ratio: float = 4
     gain: float = 1.0
+    gain_in: float = 1.0
+    gated: bool = False
     tokenwise = True
-    matrices = ("_in", "_out")
+    inner, outer = ("w_in", "w_gate"), ("w_out",)
 
     def __post_init__(self) -> None:
         if not isinstance(self.activation, sympy.Expr):
@@ -147,8 +182,13 @@ class MLP:
 
     @property
     def name(self) -> str:
-        """``mlp:ACT``."""
-        return f"mlp:{self.activation}"
+        """``mlp:ACT`` or ``glu:ACT``."""
+        return f"{'glu' if self.gated else 'mlp'}:{self.activation}"
+
+    @property
+    def matrices(self) -> tuple[str, ...]:
+        """First matrix, gate, last matrix."""
+        return ("_in", *(("_gate",) if self.gated else ()), "_out")
 
     @property
     def phi(self) -> sympy.Expr:
@@ -159,36 +199,54 @@ class MLP:
         return self.activation.xreplace(renamed)  # type: ignore[return-value]
 
     def init(self, key: Array, d: int, dtype: Any) -> Params:
-        """W₁ of shape (ratio·d, d) and W₂ of shape (d, ratio·d)."""
-        first, last = jax.random.split(key)
-        m = round(self.ratio * d)
-        return {
-            "w_in": gaussian(first, (m, d), 1 / math.sqrt(d), dtype),
-            "w_out": gaussian(last, (d, m), self.gain / math.sqrt(m), dtype),
+        """W₁ (and W₃) of shape (ratio·d, d) and W₂ of shape (d, ratio·d)."""
+        keys = jax.random.split(key, len(self.matrices))
+        m, inner = round(self.ratio * d), [f"w{name}" for name in self.matrices[:-1]]
+        drawn = {
+            name: gaussian(k, (m, d), self.gain_in / math.sqrt(d), dtype) for name, k in zip(inner, keys, strict=False)
         }
+        return drawn | {"w_out": gaussian(keys[-1], (d, m), self.gain / math.sqrt(m), dtype)}
 
     def apply(self, params: Params, x: State) -> State:
-        """``W₂ φ(W₁ x + b₁) + b₂``."""
+        """``f(x)``."""
         phi, _ = _activation(self.phi)
-        return linear(params, "_out", phi(linear(params, "_in", x)))
+        hidden = phi(linear(params, "_in", x))
+        return linear(params, "_out", hidden * linear(params, "_gate", x) if self.gated else hidden)
 
     def push(self, params: Params, x: State, basis: Basis) -> Basis:
         """``(W₂ ∘ φ') W₁ @ basis``; F is formed first where that is the cheaper order (k ≥ d)."""
-        _, slope = _activation(self.phi)
+        phi, slope = _activation(self.phi)
         hidden = linear(params, "_in", x)
-        slopes = jnp.broadcast_to(slope(hidden), hidden.shape)  # φ' of a linear φ is one constant
+        slopes = [jnp.broadcast_to(slope(hidden), hidden.shape)]  # φ' of a linear φ is one constant
+        if self.gated:
+            slopes = [slopes[0] * linear(params, "_gate", x), jnp.broadcast_to(phi(hidden), hidden.shape)]
+        inner = [params[f"w{name}"] for name in self.matrices[:-1]]
 
-        def token(slopes: Float[Array, " m"], basis: Float[Array, "d k"]) -> Float[Array, "d k"]:
-            scaled = params["w_out"] * slopes
+        def token(slopes: list[Float[Array, " m"]], basis: Float[Array, "d k"]) -> Float[Array, "d k"]:
+            pairs = list(zip(slopes, inner, strict=True))
             if basis.shape[1] >= x.shape[1]:
-                return (scaled @ params["w_in"]) @ basis
-            return scaled @ (params["w_in"] @ basis)
+                return functools.reduce(operator.add, [(params["w_out"] * s) @ w for s, w in pairs]) @ basis
+            return params["w_out"] @ functools.reduce(operator.add, [s[:, None] * (w @ basis) for s, w in pairs])
 
         return jax.vmap(token)(slopes, basis)
 
     def moments(self) -> symbolic.BranchMoments:
-        """q_f = gain² E φ², χ_f = gain² E φ'²."""
-        return symbolic.mlp_moments(self.phi, float(self.ratio)).scaled(self.gain**2)
+        """q_f = gain² E h², χ_f = gain² E |∇h|²: in 18 digits where gain_in is 1, else by `moments_at`."""
+        if self.gain_in != 1:
+            return symbolic.BranchMoments(*map(float, astuple(self.moments_at(1.0))))
+        return symbolic.mlp_moments(self.phi, float(self.ratio), self.gated).scaled(self.gain**2)
+
+    def moments_at(self, power: Any) -> symbolic.BranchMoments:
+        """By quadrature of the same integrands, within rounding of them (float64)."""
+        with precision.scope("float64"):
+            at = symbolic.moments_at(self.phi, float(self.ratio), self.gated)
+            return at(jnp.asarray(power) * self.gain_in**2).scaled(self.gain**2)
+
+    def weight_power(self, power: Any, inner: Any, outer: Any) -> Any:
+        """‖dL/dW₂‖² = ‖v‖²‖h‖² and ‖dL/dW₁‖² (+ ‖dL/dW₃‖²) = ‖W₂ᵀv · ∇h‖²‖x‖²."""
+        drawn = (self.gain_in * inner) ** 2
+        unit = replace(self, gain=1.0, gain_in=1.0).moments_at(power * drawn)
+        return self.ratio * unit.q + (self.gain * outer) ** 2 * unit.chi / drawn
 
 
 @dataclass(frozen=True)
@@ -201,15 +259,17 @@ class Attention:
         Must divide d; ``None`` is 8 where that divides d, else the largest of 4, 2, 1 that does.
     causal : bool
         Whether a token sees itself and earlier tokens only.
-    gain : float
-        On W_O.
+    gain, gain_in : float
+        On W_O, and on W_Q, W_K, W_V.
     """
 
     heads: int | None = None
     causal: bool = False
     gain: float = 1.0
+    gain_in: float = 1.0
     tokenwise = False
     matrices = ("_q", "_k", "_v", "_o")
+    inner, outer = ("w_v",), ("w_o",)
 
     def __post_init__(self) -> None:
         if self.heads is not None:
@@ -237,7 +297,7 @@ class Attention:
         """W_Q, W_K, W_V, W_O, each (d, d)."""
         self.heads_of(d)
         names = ("w_q", "w_k", "w_v", "w_o")
-        gains = (1.0, 1.0, 1.0, self.gain)
+        gains = (self.gain_in, self.gain_in, self.gain_in, self.gain)
         keys = jax.random.split(key, len(names))
         return {n: gaussian(k, (d, d), g / math.sqrt(d), dtype) for n, k, g in zip(names, keys, gains, strict=True)}
 
@@ -265,14 +325,22 @@ class Attention:
         return jax.vmap(tangent, -1, -1)(basis)
 
     def moments(self) -> symbolic.BranchMoments:
-        """No law yet: attention mixes tokens, so that q_f and χ_f depend on their cosines."""
+        """None of its own: attention mixes tokens, so that q_f and χ_f depend on their cosines."""
         raise ValueError(f"branch: the depth law of {self.name!r} is not derived; gradflow.profile measures it")
 
+    def moments_at(self, power: Any) -> symbolic.BranchMoments:
+        """None of its own."""
+        return self.moments()
 
-BRANCHES: dict[str, Branch] = {
+    def of_one_token(self) -> MLP:
+        """What it is where a token sees itself alone: W_O W_V x."""
+        return MLP("linear", 1, self.gain, self.gain_in)
+
+
+BRANCHES: dict[str, Any] = {  # Branch by name
     "linear": Linear(),
     "bias": Bias(),
-    **{f"mlp:{name}": MLP(name) for name in symbolic.ACTIVATIONS},
+    **{mlp.name: mlp for gated in (False, True) for mlp in (MLP(name, gated=gated) for name in symbolic.ACTIVATIONS)},
     **{branch.name: branch for branch in (Attention(), Attention(causal=True))},
 }
 
@@ -282,6 +350,12 @@ def branch_of(spec: str | Branch) -> Branch:
     if all(hasattr(spec, part) for part in ("name", "gain", "tokenwise", "init", "apply", "push", "moments")):
         return spec  # type: ignore[return-value]
     return BRANCHES[checks.one_of("branch", spec, BRANCHES)]
+
+
+def with_gains(branch: Branch, params: Params, inner: Array, outer: Array) -> Params:
+    """The parameters with the branch's ``inner`` and ``outer`` matrices multiplied, as a scheme wants them at initialisation."""
+    factors = dict.fromkeys(getattr(branch, "inner", ()), inner) | dict.fromkeys(getattr(branch, "outer", ()), outer)
+    return {name: value * factors[name] if name in factors else value for name, value in params.items()}
 
 
 def with_power(branch: Branch, q_f: float) -> Branch:

@@ -12,7 +12,7 @@ from jaxtyping import Array
 from gradflow import checks
 from gradflow.flow import Rows, backward, bare_row, norm_row, normalised, ratio, rms
 from gradflow.jacobian import SublayerJacobian
-from gradflow.norms import BY_NAME, Norm, NormJacobian
+from gradflow.norms import BY_NAME, AnyJacobian, AnyNorm
 from gradflow.scaling import frobenius
 
 Function = Callable[[Any], Any]
@@ -26,7 +26,7 @@ class Residual:
     ----------
     f : callable
         The branch, state → state of the same shape; anything that JAX can trace and differentiate in reverse.
-    norm_in, norm_branch, norm_out : Norm or str, optional
+    norm_in, norm_branch, norm_out : AnyNorm or str, optional
         What fills each slot: a layer (``gradflow.norms.LayerNorm.init(d)``, or one with a learned gain and bias), or a
         norm's name for its unit-gain layer with ε = 1e-5.
     alpha, beta : float
@@ -36,26 +36,26 @@ class Residual:
     """
 
     f: Function
-    norm_in: Norm | str | None = None
-    norm_branch: Norm | str | None = None
-    norm_out: Norm | str | None = None
+    norm_in: AnyNorm | str | None = None
+    norm_branch: AnyNorm | str | None = None
+    norm_out: AnyNorm | str | None = None
     alpha: float = 1.0
     beta: float = 1.0
     name: str | None = None
 
-    def norms(self, x: Array) -> tuple[Norm | None, Norm | None, Norm | None]:
+    def norms(self, x: Array) -> tuple[AnyNorm | None, AnyNorm | None, AnyNorm | None]:
         """The layers in the three slots, names resolved for the width of ``x``."""
 
-        def layer(slot: str) -> Norm | None:
+        def layer(slot: str) -> AnyNorm | None:
             norm = getattr(self, slot)
-            if norm is None or isinstance(norm, Norm):
+            if norm is None or isinstance(norm, AnyNorm):
                 return norm
             return BY_NAME[checks.one_of(slot, norm, BY_NAME)].init(x.shape[-1], dtype=x.dtype)
 
         return layer("norm_in"), layer("norm_branch"), layer("norm_out")
 
 
-Item = Function | Residual | Norm
+Item = Function | Residual | AnyNorm
 
 
 class _Branch(NamedTuple):
@@ -80,14 +80,14 @@ class Step(NamedTuple):
     x: Array
     out: Array
     jacobian: SublayerJacobian | None = None
-    norm: NormJacobian | None = None
+    norm: AnyJacobian | None = None
     f: Function | None = None
     name: str = ""
 
 
 def label(item: Item, index: int) -> str:
     """Its row's name: position from 1, and the function's or norm's own name where it has one."""
-    if isinstance(item, Norm):
+    if isinstance(item, AnyNorm):
         return f"{index} {item.row}"
     name = item.name if isinstance(item, Residual) else None
     f = item.f if isinstance(item, Residual) else item
@@ -119,7 +119,7 @@ def _as_tokens(state: Array) -> Array:
 def _step(item: Item, state: Array) -> tuple[Step, Array]:
     """Run one item; the function sees states of the user's own shape, everything else sees (tokens, d)."""
     x, shape = _as_tokens(state), state.shape
-    if isinstance(item, Norm):
+    if isinstance(item, AnyNorm):
         out, jacobian = item.at(x)
         return Step(x, out, norm=jacobian), out.reshape(shape)
     if isinstance(item, Residual):

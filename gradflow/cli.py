@@ -1,14 +1,14 @@
 """The shell, one command a job. Exit codes: 0 done, 1 a check failed, 2 bad input (one line)."""
 
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from gradflow import shell
 
 app = typer.Typer(
     help="Gradient flow through deep residual networks: law, exact product and factors side by side.",
@@ -32,57 +32,6 @@ def _depths(text: str) -> int | list[int]:
     except ValueError:
         raise ValueError(f"depth: needs a whole number, or several as in 6,12,24, got {text!r}") from None
     return depths if len(depths) > 1 else depths[0]
-
-
-@contextlib.contextmanager
-def _progress(what: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr while a person is looking; silent in a pipe."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
-        task = bar.add_task(what, total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _show(renderable: Any) -> None:
-    """Print a table: at most 100 columns, never narrower than it needs in a pipe."""
-    from rich.console import Console
-
-    from gradflow.report import WIDTH, text
-
-    console = Console()
-    if console.is_terminal:
-        Console(width=min(console.width, WIDTH), highlight=False).print(renderable)
-    else:
-        typer.echo(text(renderable))
-
-
-def _check_plot(plot: Path | None) -> None:
-    """Refuse a figure that could not be written before any work is done."""
-    if plot is not None:
-        from gradflow.plots import check_path
-
-        check_path(plot)
-
-
-def _emit(result: Any, renderable: Any, as_json: bool, plot: Path | None) -> None:
-    if plot is not None:
-        result.plot(str(plot))
-    if as_json:
-        typer.echo(json.dumps(result.to_dict(), allow_nan=False))
-    else:
-        _show(renderable)
-        if plot is not None:
-            typer.echo(f"Figure written to {plot}", err=True)
 
 
 def _version(value: bool) -> None:
@@ -141,10 +90,10 @@ def contraction(
     from gradflow import estimate, report
     from gradflow.contractions import ContractionSweep
 
-    _check_plot(plot)
+    shell.check_plot(plot)
     sizes: dict[str, Any] = {} if depth is None else {"depth": _depths(depth)}
     sizes |= {} if d is None else {"d": d}
-    with _progress("measuring networks") as progress:
+    with shell.progress("measuring networks") as progress:
         result = estimate.contraction(
             **sizes,
             c=c,
@@ -163,7 +112,7 @@ def contraction(
             progress=progress,
         )
     render = report.sweep if isinstance(result, ContractionSweep) else report.contraction
-    _emit(result, render(result), as_json, plot)  # type: ignore[arg-type]
+    shell.emit(result, render(result), as_json, plot)  # type: ignore[arg-type]
 
 
 @app.command()
@@ -183,9 +132,9 @@ def law(
     """
     from gradflow import laws, report
 
-    _check_plot(plot)
+    shell.check_plot(plot)
     profile = laws.law(scheme, block.split(","), depth, d=d, norm=norm, final_norm=final_norm)
-    _emit(profile, report.profile_table(profile), as_json, plot)
+    shell.emit(profile, report.profile_table(profile), as_json, plot)
 
 
 class Cotangent(StrEnum):
@@ -232,16 +181,16 @@ def audit(
     For folders of the BERT family (BERT, DistilBERT, RoBERTa and kin), in float64.
     """
     texts = _texts(text, text_file)
-    _check_plot(plot)
+    shell.check_plot(plot)
     from gradflow import audit_report, audits, baselines
 
     if save is not None:
         baselines.check_path(save)
-    with _progress("auditing"):
+    with shell.progress("auditing"):
         result = audits.audit(path, texts, cotangent=cotangent.value, probes=probes, key=key, reference=reference)
     if save is not None:
         result.save(save)
-    _emit(result, audit_report.audit(result), as_json, plot)
+    shell.emit(result, audit_report.audit(result), as_json, plot)
     if save is not None and not as_json:
         typer.echo(f"Baseline written to {save}", err=True)
 
@@ -256,12 +205,12 @@ def check(
     """Hold a model against a saved audit; exit code 1 if a factor or an end-to-end gain moved."""
     from gradflow import audit_report, baselines
 
-    with _progress("auditing"):
+    with shell.progress("auditing"):
         result = baselines.check(baseline, model, band)
     if as_json:
         typer.echo(json.dumps(result.to_dict(), allow_nan=False))
     else:
-        _show(audit_report.check(result))
+        shell.show(audit_report.check(result))
     if not result.passed:
         raise typer.Exit(1)
 
@@ -291,13 +240,13 @@ def profile(
     from gradflow import precision, profile_report, profiles
     from gradflow.stack import Stack
 
-    _check_plot(plot)
+    shell.check_plot(plot)
     options = {"norm": norm, "eps": eps, "final_norm": final_norm, "dtype": precision.resolve(dtype)}
     stack = Stack.make(scheme, block.split(","), depth, d, **options)
     result = profiles.profile(
         stack, profiles.gaussian_state(stack, tokens, key), seeds=seeds, key=key, probes=probes, weight_grad=weight_grad
     )
-    _emit(result, profile_report.profile(result), as_json, plot)
+    shell.emit(result, profile_report.profile(result), as_json, plot)
 
 
 @app.command()

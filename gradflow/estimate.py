@@ -164,6 +164,11 @@ class _Case:
         tokens = checks.integer("tokens", tokens, 1)
         if row.norm_branch:
             raise ValueError(f"c: has no meaning under {row.name!r}, whose branch is normalised whatever its strength")
+        if row.norm_in == row.norm_out or row.then is not None or not row.unit:
+            raise ValueError(
+                f"scheme: {row.name!r} sets the branch's strength itself, or has not one norm, at the output or the branch's "
+                "input; c is for those that do, gradflow.compare for all"
+            )
         if reading == "alignment":
             if row.name != "post-ln" or f.name not in ("linear", "bias") or tokens != 1 or final_norm:
                 raise ValueError(

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from gradflow.jacobian import SublayerJacobian
-from gradflow.norms import NormJacobian
+from gradflow.norms import AnyJacobian
 from gradflow.scaling import frobenius, power_of_two, scaled
 from gradflow.stack import Stack, Trajectory, Weights
 
@@ -40,7 +40,7 @@ def ratio(numerator: Array, denominator: Array) -> Array:
     return jnp.where(denominator > 0, numerator / jnp.where(denominator > 0, denominator, 1), 0)
 
 
-def through(jacobian: NormJacobian | None, g: Float[Array, "k *cotangent"]) -> Passage:
+def through(jacobian: AnyJacobian | None, g: Float[Array, "k *cotangent"]) -> Passage:
     """Carry k cotangents back through a norm in the order affine, projection, 1/t; an empty slot costs nothing."""
     if jacobian is None:
         size = frobenius(g, 1)
@@ -51,11 +51,16 @@ def through(jacobian: NormJacobian | None, g: Float[Array, "k *cotangent"]) -> P
     h = unit * gain
     tangent = jacobian.tangent(h)
     width = g.shape[-1] ** 0.5
+    stretch = jacobian.inverse_length[None]
     lengths = [jnp.sqrt(jnp.sum(v**2, -1)) for v in (unit, h, tangent)]
-    lengths += [lengths[-1] * jacobian.scale, *(jnp.sum(v, -1) / width for v in (h * jacobian.direction, h))]
+    if stretch.shape[-1] == 1:  # one factor for a whole vector: its length follows
+        lengths.append(lengths[-1] * stretch[..., 0])
+    else:
+        lengths.append(jnp.sqrt(jnp.sum((tangent * stretch) ** 2, -1)))
+    lengths += [jnp.sum(v, -1) / width for v in (h * jacobian.direction, h)]
     arrived, affine, projected, left, along, mean = frobenius(jnp.stack(lengths) * power[..., 0], 2)
     return Passage(
-        tangent * (jacobian.scale[:, None] * power * largest),
+        tangent * (stretch * power * largest),
         arrived=arrived,
         left=left * largest,
         affine=ratio(affine, arrived) * largest,
@@ -109,7 +114,7 @@ def forward_figures(x: Array, u: Array, added: Array, real: Real = None) -> Rows
 
 
 def norm_row(
-    jacobian: NormJacobian | None, g: Cotangents, w: Cotangents, real: Real = None
+    jacobian: AnyJacobian | None, g: Cotangents, w: Cotangents, real: Real = None
 ) -> tuple[Cotangents, Cotangents, Rows]:
     """Carry gradient ``g`` and trunk vector ``w`` back through a norm on the identity path; both, and the factors.
 
@@ -118,7 +123,7 @@ def norm_row(
     passage = through(jacobian, jnp.stack([g, w]))  # the two at once: half the program
     radius_gain, degenerate = jnp.ones((), g.dtype), jnp.zeros((), jnp.int32)
     if jacobian is not None:
-        radius_gain = rms(jacobian.scale[..., None], real)
+        radius_gain = rms(jacobian.inverse_length, real)
         degenerate = jnp.sum(jacobian.degenerate & (True if real is None else real), dtype=jnp.int32)
     row = {name: leaf[0] for name, leaf in passage._asdict().items() if name != "out"}
     row |= {
@@ -202,14 +207,16 @@ def flow(stack: Stack, weights: Weights, trajectory: Trajectory, cotangents: Cot
     g = w = normalised(cotangents)
     real, last = weights.mask, None
     if stack.final_norm:
-        exact, trunk, last = norm_row(weights.final(stack).jacobian(trajectory.out), g, w, real)
+        norm = weights.final(stack)
+        jacobian = None if norm is None else norm.jacobian(trajectory.out)
+        exact, trunk, last = norm_row(jacobian, g, w, real)
         g, w = normalised(exact), normalised(trunk)
 
-    def block(carry: tuple[Cotangents, Cotangents], inputs: tuple) -> tuple[tuple, Rows]:
+    def block(part: Stack, carry: tuple[Cotangents, Cotangents], inputs: tuple) -> tuple[tuple, Rows]:
         g, w = carry
         piece, alphas, betas, xs = inputs
         rows: list[Rows] = []
-        layer = weights.layer(stack, piece)
+        layer = weights.layer(part, piece)
         for k in reversed(range(len(stack.block))):
             step = stack.sublayer(layer, k, alphas[k], betas[k], xs[k])
             g, w, row = backward(step, g, w, real)
@@ -217,7 +224,7 @@ def flow(stack: Stack, weights: Weights, trajectory: Trajectory, cotangents: Cot
         return (g, w), jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
 
     xs = trajectory.x.reshape(stack.depth, len(stack.block), *trajectory.x.shape[1:])
-    inputs = (weights.along_depth(stack), *stack.multipliers(), xs)
-    _, rows = jax.lax.scan(block, (g, w), inputs, reverse=True)
+    inputs = (weights.along_depth(stack), *weights.multipliers(stack)[:2], xs)
+    _, rows = stack.over_depth(block, (g, w), inputs, reverse=True)
     rows = {name: leaf.reshape(stack.sublayers) for name, leaf in rows.items()}
     return rows if last is None else append(rows, bare_row(last, trajectory.out, real))

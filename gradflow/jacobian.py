@@ -11,10 +11,10 @@ import jax
 from jaxtyping import Array, Float
 
 from gradflow.branches import Branch, Params
-from gradflow.norms import Norm, NormJacobian
+from gradflow.norms import AnyJacobian, AnyNorm
 
 State = Float[Array, "tokens d"]
-Slots = tuple[Norm | None, Norm | None, Norm | None]
+Slots = tuple[AnyNorm | None, AnyNorm | None, AnyNorm | None]
 
 
 @dataclass(frozen=True)
@@ -42,9 +42,9 @@ class SublayerJacobian:
     u: State
     added: State
     out: State
-    norm_in: NormJacobian | None
-    norm_branch: NormJacobian | None
-    norm_out: NormJacobian | None
+    norm_in: AnyJacobian | None
+    norm_branch: AnyJacobian | None
+    norm_out: AnyJacobian | None
 
     @classmethod
     def at(
@@ -52,7 +52,7 @@ class SublayerJacobian:
     ) -> "SublayerJacobian":
         """Evaluate the sub-layer at ``x``; ``norms`` are those at the branch's input, its output, and the output."""
 
-        def normed(norm: Norm | None, state: State) -> tuple[State, NormJacobian | None]:
+        def normed(norm: AnyNorm | None, state: State) -> tuple[State, AnyJacobian | None]:
             return (state, None) if norm is None else norm.at(state)
 
         fed, d_in = normed(norms[0], x)
@@ -75,6 +75,6 @@ class SublayerJacobian:
         return lambda c: pull(c)[0]
 
 
-def push_norm(jacobian: NormJacobian | None, basis: Float[Array, "tokens d k"]) -> Float[Array, "tokens d k"]:
+def push_norm(jacobian: AnyJacobian | None, basis: Float[Array, "tokens d k"]) -> Float[Array, "tokens d k"]:
     """``DN @ basis`` for every token; an empty slot passes the basis on."""
     return basis if jacobian is None else jacobian.push(basis)

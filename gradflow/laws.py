@@ -5,6 +5,7 @@ A law knows the scheme, the branches' moments, depth and width, and nothing of a
 
 import dataclasses
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +15,10 @@ import numpy as np
 
 from gradflow import checks, precision
 from gradflow.branches import Branch, branch_of
-from gradflow.factors import Profile, backward_sum
+from gradflow.factors import Profile, backward_sum, safe_log
+from gradflow.leading import LENGTHS, leading
 from gradflow.numeric import to_jax
-from gradflow.schemes import Scheme, scheme_of
+from gradflow.schemes import Multipliers, Scheme, scheme_of
 from gradflow.symbolic import depth as symbolic
 from gradflow.symbolic import moments as gaussian
 
@@ -31,11 +33,10 @@ _NAMES = tuple(f.name for f in dataclasses.fields(symbolic.SublayerLaw))
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """A law's arguments, checked and resolved: S values of α and β, the branches in turn, d (∞ for the leading order)."""
+    """A law's arguments, checked and resolved: the branches in turn, S values of each multiplier, d (∞: leading order)."""
 
     branches: tuple[Branch, ...]
-    alpha: np.ndarray
-    beta: np.ndarray
+    numbers: Multipliers
     output_norm: bool
     centred: float
     final: bool
@@ -45,14 +46,26 @@ class Case:
 
     def moments(self, frozen: bool) -> Rows:
         """Moments of β·f for every sub-layer, each of shape (S,); frozen: of the same branch with F = 0."""
-        each = [gaussian.frozen(b.moments()) if frozen else b.moments() for b in self.branches]
-        repeats = len(self.beta) // len(each)
-        return {
-            name: jnp.asarray(
-                np.tile([getattr(m, name) for m in each], repeats) * self.beta ** (2 * gaussian.POWERS[name])
-            )
-            for name in symbolic.MOMENTS
-        }
+        found = {name: np.empty(len(self.alpha)) for name in symbolic.MOMENTS}
+        for k, branch in enumerate(self.branches):
+            mine = slice(k, None, len(self.branches))
+            scale, inner, outer = (a[mine] for a in self.numbers[2:])
+            drawn = scale**2 * (inner**2 if getattr(branch, "inner", ()) else 1.0)
+            at = branch.moments() if np.all(drawn == 1) else branch.moments_at(drawn)
+            at = at.scaled((self.beta[mine] * outer) ** 2)
+            for name in found:
+                found[name][mine] = getattr(gaussian.frozen(at) if frozen else at, name)
+        return {name: jnp.asarray(values) for name, values in found.items()}
+
+    @property
+    def alpha(self) -> np.ndarray:
+        """Skip multipliers, (S,)."""
+        return self.numbers.alpha
+
+    @property
+    def beta(self) -> np.ndarray:
+        """Branch multipliers, (S,)."""
+        return self.numbers.beta
 
 
 @functools.lru_cache
@@ -182,8 +195,9 @@ def law(
     scheme, block, depth
         A catalogue name or row; one branch or several per block; number of blocks.
     d : int, optional
-        Width, for the 1/d term and the spread over networks; ``None`` gives the leading order alone.
-    norm : {"layernorm", "rms"}
+        Width, for the weight gradients, and for the 1/d term and the spread over networks of the rows that have one length
+        norm, at the output or the branch's input; the others are of leading order. ``None`` is the leading order alone.
+    norm : {"layernorm", "rms", "dyt", "none"}
         What fills the scheme's slots (ε = 0).
     final_norm : bool
         Whether a norm follows the last sub-layer.
@@ -203,26 +217,22 @@ def law(
         For an unknown name, a bad size, or a scheme without a law.
     """
     row = scheme_of(scheme)
-    if row.norm_out == row.norm_in or row.norm_branch:
-        raise ValueError(
-            f"scheme: {row.name!r} has no law; a law needs one norm, at the output or at the branch's input"
-        )
-    branches = tuple(
-        branch_of(b) for b in (block if isinstance(block, Sequence) and not isinstance(block, str) else (block,))
-    )
-    if not branches:
-        raise ValueError("block: needs at least one branch")
+    tokens = checks.integer("tokens", tokens, 1)
+    branches = blocks_of(block, tokens)
     if isinstance(probes, bool) or not probes >= 1:
         raise ValueError(f"probes: needs a number of at least 1, got {probes!r}")
-    alpha, beta = row.multipliers(checks.integer("depth", depth, 1) * len(branches))
-    if not alpha.all():
-        raise ValueError(f"scheme: {row.name!r} has α = 0, which leaves no skip path for a law to follow")
-    centred = float(checks.one_of("norm", norm, ("layernorm", "rms")) == "layernorm")
+    checks.integer("depth", depth, 1)
+    centred = float(checks.one_of("norm", norm, (*LENGTHS, "dyt", "none")) == "layernorm")
     width = np.inf if d is None else float(checks.integer("d", d, 2 + int(centred)))
-    tokens = checks.integer("tokens", tokens, 1)
-    case = Case(branches, alpha, beta, row.norm_out, centred, bool(final_norm), width, tokens, probes)
     with precision.scope("float64"):
-        exact, trunk = _curve(case, frozen=False), _curve(case, frozen=True)
+        powers = [b.moments().q for b in branches] if row.of_power else [1.0] * len(branches)
+        numbers = row.multipliers(depth * len(branches), powers)
+        if not numbers.alpha.all():
+            raise ValueError(f"scheme: {row.name!r} has α = 0, which leaves no skip path for a law to follow")
+        case = Case(branches, numbers, row.norm_out, centred, bool(final_norm), width, tokens, probes)
+        first = leading(row, branches, depth, norm, case.final)
+        refined = row.then is None and row.norm_in != row.norm_out and not row.norm_branch and norm in LENGTHS
+        curves = [_curve(case, frozen) if refined else _plain(first, frozen) for frozen in (False, True)]
     settings = {
         "what": "law",
         "scheme": row.name,
@@ -232,9 +242,41 @@ def law(
         "norm": norm,
         "final_norm": case.final,
         "tokens": tokens,
+        "order": "with the 1/d term" if refined and d is not None else "leading",
         "assumptions": ASSUMPTIONS,
     }
-    return _profile(exact, trunk, labels(len(alpha), case.final), settings)
+    found = _profile(curves[0], curves[1], labels(len(numbers.alpha), case.final), settings)
+    if d is None:
+        return found
+    # a standard Gaussian cotangent has the power tokens·d; W's gradient is v hᵀ, of power ‖v‖²·d per unit of `weights`
+    log_power = safe_log(first["weights"]) + 2 * found.log_exact[0, 1:] + math.log(tokens) + 2 * math.log(d)
+    return dataclasses.replace(found, weight_grad=np.exp(log_power / 2)[None])
+
+
+def blocks_of(block: str | Branch | Sequence[str | Branch], tokens: int) -> tuple[Branch, ...]:
+    """The branches of a block as the law knows them: of one token, attention is W_O W_V."""
+    each = block if isinstance(block, Sequence) and not isinstance(block, str) else (block,)
+    branches = tuple(map(branch_of, each))  # type: ignore[arg-type]
+    if not branches:
+        raise ValueError("block: needs at least one branch")
+    return tuple(getattr(b, "of_one_token", lambda b=b: b)() if tokens == 1 else b for b in branches)
+
+
+def _plain(rows: dict[str, np.ndarray], frozen: bool) -> dict[str, np.ndarray]:
+    """The leading order as `_curve` has it; no share is along û, and nothing spreads."""
+    zero = np.zeros_like(rows["Q"])
+    skip = np.abs(rows["alpha"])
+    return {
+        "aligned": zero,
+        "along_mean": zero,
+        "projection": zero + 1,
+        "norm": np.sqrt(rows["norm"]),
+        "skip": skip,
+        "branch": zero + 1 if frozen else np.sqrt(rows["back"]) / skip,
+        "Q": rows["Q"],
+        "q": rows["added"],
+        "alpha": rows["alpha"],
+    }
 
 
 def _profile(
@@ -263,8 +305,8 @@ def _profile(
     return Profile(
         labels=names,
         settings=settings,
-        sd_exact=exact["sd"],
-        sd_trunk=trunk["sd"],
+        sd_exact=exact.get("sd"),
+        sd_trunk=trunk.get("sd"),
         **{f"log_{name}": backward_sum(np.log(gains)[None]) for name, gains in curves.items()},
         **{name: values[None] for name, values in figures.items()},
     )

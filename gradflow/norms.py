@@ -18,6 +18,7 @@ import sympy
 from jaxtyping import Array, Bool, Float
 
 from gradflow import numeric, precision
+from gradflow.dyt import DiagonalJacobian, DyT, DyTLayer
 from gradflow.scaling import scaled
 from gradflow.symbolic import norms as symbolic
 
@@ -99,6 +100,11 @@ class NormJacobian:
     kept: Scalars
     degenerate: Bool[Array, " *batch"]
     centred: bool = field(metadata={"static": True})
+
+    @property
+    def inverse_length(self) -> Float[Array, "*batch 1"]:
+        """1/t of every point, an axis of length 1 after it."""
+        return self.scale[..., None]
 
     def tangent(self, h: Vectors) -> Vectors:
         """``P_t h = (P − κ ŷŷᵀ/d) h``, the symmetric part that projects; ``h`` may have leading axes of its own."""
@@ -226,4 +232,6 @@ RMSNormOutside = NormRow(
 UnitNorm = NormRow("unit", "γ ⊙ x/‖x‖ + b", "the bare projection (I − ûûᵀ)/‖u‖")
 
 NORMS = (LayerNorm, RMSNorm, RMSNormOutside, UnitNorm)
-BY_NAME = {row.name: row for row in NORMS}
+AnyNorm = Norm | DyTLayer
+AnyJacobian = NormJacobian | DiagonalJacobian
+BY_NAME = {row.name: row for row in (*NORMS, DyT)}

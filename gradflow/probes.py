@@ -27,7 +27,7 @@ from gradflow.flow import (
     sublayer_row,
     through,
 )
-from gradflow.norms import Norm, NormJacobian
+from gradflow.norms import AnyJacobian, AnyNorm
 from gradflow.scaling import frobenius, rescale
 from gradflow.stack import Layer, Stack, State, Weights
 
@@ -46,13 +46,13 @@ def _pack(row: Rows, names: tuple[str, ...], dtype: jnp.dtype) -> Notes:
 
 @jax.custom_vjp
 def leave(
-    u: State, w: State, notes: Notes, value: State, jacobian: NormJacobian | None, real: Real
+    u: State, w: State, notes: Notes, value: State, jacobian: AnyJacobian | None, real: Real
 ) -> tuple[State, State]:
     """The norm on the identity path (or none): ``value`` = N(u); notes `norm_row` on the way back."""
     return value, w
 
 
-def _leave_back(residuals: tuple[NormJacobian | None, Real], cotangents: tuple[State, State]) -> tuple:
+def _leave_back(residuals: tuple[AnyJacobian | None, Real], cotangents: tuple[State, State]) -> tuple:
     jacobian, real = residuals
     g, w = cotangents
     exact, trunk, row = norm_row(jacobian, g, w, real)
@@ -63,12 +63,12 @@ leave.defvjp(lambda u, w, notes, value, jacobian, real: ((value, w), (jacobian, 
 
 
 @jax.custom_vjp
-def pass_slot(x: State, notes: Notes, value: State, jacobian: NormJacobian | None) -> State:
+def pass_slot(x: State, notes: Notes, value: State, jacobian: AnyJacobian | None) -> State:
     """A norm inside the branch (or none): ``value`` = N(x); notes its factors."""
     return value
 
 
-def _slot_back(jacobian: NormJacobian | None, g: State) -> tuple:
+def _slot_back(jacobian: AnyJacobian | None, g: State) -> tuple:
     passage = through(jacobian, g[None])
     return passage.out[0], jnp.stack([getattr(passage, name)[0] for name in ON_SLOT]), None, None
 
@@ -115,7 +115,7 @@ def blank(stack: Stack, watched: bool) -> tuple[SublayerNotes, ...]:
     return tuple(SublayerNotes(entry, slot_in, slot_out, norm, each) for each in watch)
 
 
-def at(norm: Norm | None, state: State) -> tuple[State, NormJacobian | None]:
+def at(norm: AnyNorm | None, state: State) -> tuple[State, AnyJacobian | None]:
     """Value and Jacobian as facts, not to be differentiated: the probes are told of them."""
     return jax.lax.stop_gradient((state, None) if norm is None else norm.at(state))
 
@@ -164,9 +164,9 @@ def profile(
     """
 
     def network(x: State, w: State, notes: tuple[SublayerNotes, ...], last: Notes) -> tuple[tuple[State, State], Any]:
-        def block(carry: tuple[State, State], inputs: tuple) -> tuple[tuple[State, State], list[Rows]]:
+        def block(part: Stack, carry: tuple[State, State], inputs: tuple) -> tuple[tuple[State, State], list[Rows]]:
             piece, alphas, betas, notes = inputs
-            layer = weights.layer(stack, piece)
+            layer = weights.layer(part, piece)
             figures = []
             for k in range(len(stack.block)):
                 *stream, row = sublayer(stack, layer, k, alphas[k], betas[k], carry, notes[k], real)
@@ -174,8 +174,8 @@ def profile(
                 figures.append(row)
             return carry, figures
 
-        inputs = (weights.along_depth(stack), *stack.multipliers(), notes)
-        (x, w), figures = jax.lax.scan(block, (x, w), inputs)
+        inputs = (weights.along_depth(stack), *weights.multipliers(stack)[:2], notes)
+        (x, w), figures = stack.over_depth(block, (x, w), inputs)
         out = x
         if stack.final_norm:
             out, w = leave(x, w, last, *at(weights.final(stack), x), real)
@@ -187,15 +187,14 @@ def profile(
     cotangent = cotangent(out) if callable(cotangent) else cotangent
     start = ratio(cotangent, frobenius(cotangent))
     gradient, _, noted, last = pull((start, start))
-    rows = _rows(stack, noted, figures, frobenius(cotangent))
+    rows = _rows(weights.multipliers(stack).alpha, noted, figures, frobenius(cotangent))
     if stack.final_norm:
         rows = append(rows, bare_row(dict(zip(ON_NORM, last, strict=True)), stream, real))
     return out, gradient, rows
 
 
-def _rows(stack: Stack, noted: tuple[SublayerNotes, ...], figures: list[Rows], size: Array) -> Rows:
+def _rows(alpha: Array, noted: tuple[SublayerNotes, ...], figures: list[Rows], size: Array) -> Rows:
     """Notes of all sub-layers to rows of figures, from input to output."""
-    alpha, _ = stack.multipliers()
     each = []
     for k, notes in enumerate(noted):
         entry, slot_in, slot_out, row = (

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float
 from gradflow import chains, checks, cotangents, precision, probes
 from gradflow.factors import Profile
 from gradflow.flow import Rows, flow
-from gradflow.norms import Norm
+from gradflow.norms import AnyNorm
 from gradflow.stack import Drawn, Stack, Weights
 
 Loss = Callable[[Any], Any]
@@ -219,7 +219,8 @@ def measure(
             back = sent[0] if loss is None else functools.partial(gradient_of, loss)  # type: ignore[index]
             return probes.profile(stack, found, x, back, watched)[2]
         trajectory = stack.trace(found, x)
-        out = found.final(stack)(trajectory.out) if stack.final_norm else trajectory.out
+        last = found.final(stack) if stack.final_norm else None
+        out = trajectory.out if last is None else last(trajectory.out)
         return flow(stack, found, trajectory, sent if loss is None else gradient_of(loss, out)[None])
 
     if batched:
@@ -264,7 +265,7 @@ def _chain(items: tuple[chains.Item, ...], x: Any, cotangent: Any, key: int, pro
             "dtype": dtype,
             "matmul_precision": "highest",
             "device": jax.default_backend(),
-            "final_norm": isinstance(items[-1], Norm),
+            "final_norm": isinstance(items[-1], AnyNorm),
             "reverse_only": reverse_only,
         }
         names = [chains.label(item, i + 1) for i, item in enumerate(items)]

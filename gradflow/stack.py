@@ -5,7 +5,8 @@ memory; given weights are stacked along depth, or tied (one set for all blocks).
 """
 
 import functools
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -14,11 +15,11 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from gradflow import checks, precision
-from gradflow.branches import Branch, Params, branch_of
+from gradflow.branches import Branch, Params, branch_of, with_gains
 from gradflow.jacobian import Slots, SublayerJacobian
-from gradflow.norms import BY_NAME, Norm
+from gradflow.norms import BY_NAME, AnyNorm
 from gradflow.scaling import rescale
-from gradflow.schemes import Scheme, scheme_of
+from gradflow.schemes import Multipliers, Scheme, scheme_of
 
 State = Float[Array, "tokens d"]
 
@@ -42,11 +43,15 @@ class Weights(Protocol):
         """A pytree whose leaves have a leading axis of length depth."""
         ...
 
+    def multipliers(self, stack: "Stack") -> Multipliers:
+        """The scheme's numbers, each of shape (depth, len(block))."""
+        ...
+
     def layer(self, stack: "Stack", piece: Any) -> Layer:
         """The layer that one piece stands for."""
         ...
 
-    def final(self, stack: "Stack") -> Norm:
+    def final(self, stack: "Stack") -> AnyNorm | None:
         """The norm after the last sub-layer, where the stack has one."""
         ...
 
@@ -58,25 +63,49 @@ def _masked(params: tuple[Params, ...], stack: "Stack", mask: Array | None) -> t
     return tuple(p if b.tokenwise else p | {"mask": mask} for p, b in zip(params, stack.block, strict=True))
 
 
+def _times(norm: AnyNorm | None, factor: Array) -> AnyNorm | None:
+    return None if norm is None else replace(norm, gain=norm.gain * factor, bias=norm.bias * factor)
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Drawn:
-    """Weights drawn on the spot from ``fold_in(key, l)``, so that depth costs no memory; norms have unit gain."""
+    """Weights drawn on the spot from ``fold_in(key, l)``, so that depth costs no memory; norms have unit gain.
+
+    Attributes
+    ----------
+    key : random key
+    mask : (tokens,) of bool, optional
+        False at padding.
+    numbers : Multipliers, optional
+        In place of the scheme's own, so that schemes of one shape share a compilation.
+    """
 
     key: Array
     mask: Array | None = None
+    numbers: Multipliers | None = None
 
-    def along_depth(self, stack: "Stack") -> Array:
-        """The blocks' indices."""
-        return jnp.arange(stack.depth)
+    def multipliers(self, stack: "Stack") -> Multipliers:
+        """Those given, or the scheme's."""
+        return stack.multipliers() if self.numbers is None else self.numbers
 
-    def layer(self, stack: "Stack", piece: Array) -> Layer:
+    def along_depth(self, stack: "Stack") -> Any:
+        """The blocks' indices, and the scheme's gains on norms and matrices."""
+        numbers = self.multipliers(stack)
+        return jnp.arange(stack.depth), (numbers.scale, numbers.inner, numbers.outer)
+
+    def layer(self, stack: "Stack", piece: Any) -> Layer:
         """Draw a block's weights."""
-        keys = jax.random.split(jax.random.fold_in(self.key, piece), len(stack.block))
+        index, (scale, inner, outer) = piece
+        keys = jax.random.split(jax.random.fold_in(self.key, index), len(stack.block))
         params = tuple(branch.init(k, stack.d, stack.dtype) for branch, k in zip(stack.block, keys, strict=True))
-        return Layer(_masked(params, stack, self.mask), stack.slots)
+        slots = stack.slots
+        if self.numbers is not None or not stack.scheme.unit:
+            params = tuple(map(with_gains, stack.block, params, inner, outer))
+            slots = tuple((_times(s[0], factor), *s[1:]) for s, factor in zip(slots, scale, strict=True))
+        return Layer(_masked(params, stack, self.mask), slots)
 
-    def final(self, stack: "Stack") -> Norm:
+    def final(self, stack: "Stack") -> AnyNorm | None:
         """Unit gain."""
         return stack.layer
 
@@ -102,9 +131,13 @@ class Given:
 
     params: tuple[Params, ...]
     norms: tuple[Slots, ...] | None = None
-    last: Norm | None = None
+    last: AnyNorm | None = None
     mask: Array | None = None
     tied: bool = field(default=False, metadata={"static": True})
+
+    def multipliers(self, stack: "Stack") -> Multipliers:
+        """The scheme's; those on matrices and norms are not used, as the weights are what they are."""
+        return stack.multipliers()
 
     def along_depth(self, stack: "Stack") -> Any:
         """Parameters and norms; scanned over rather than indexed, so that a backward pass stacks no copy of them."""
@@ -115,7 +148,7 @@ class Given:
         params, norms = (self.params, self.norms) if self.tied else piece
         return Layer(_masked(params, stack, self.mask), stack.slots if norms is None else norms)
 
-    def final(self, stack: "Stack") -> Norm:
+    def final(self, stack: "Stack") -> AnyNorm | None:
         """The network's own, or unit gain."""
         return stack.layer if self.last is None else self.last
 
@@ -192,7 +225,13 @@ class Stack:
             raise ValueError("block: needs at least one branch")
         stack = cls(scheme_of(scheme), tuple(map(branch_of, block)), depth, d, **options)
         checks.integer("depth", depth, 1)
-        checks.one_of("norm", stack.norm, BY_NAME)
+        checks.one_of("norm", stack.norm, (*BY_NAME, "none"))
+        for branch in stack.block:
+            gains = [name for name in ("inner", "outer") if getattr(stack.scheme, name) != 1]
+            if gains and not hasattr(branch, gains[0]):
+                raise ValueError(
+                    f"block: {branch.name!r} lists no {gains[0]} matrices, which {stack.scheme.name!r} scales"
+                )
         if stack.norm == "layernorm":
             checks.integer("d", d, 3, "LayerNorm's Jacobian has rank d − 2 as ε → 0: none is left at d = 2")
         checks.integer("d", d, 2)
@@ -212,16 +251,31 @@ class Stack:
         return not all(branch.tokenwise for branch in self.block)
 
     @property
-    def layer(self) -> Norm:
-        """The unit-gain norm layer that fills a slot."""
-        return BY_NAME[self.norm].init(self.d, self.eps, self.dtype)
+    def layer(self) -> AnyNorm | None:
+        """The unit-gain norm layer that fills a slot; ``None`` for the norm ``"none"``."""
+        return None if self.norm == "none" else BY_NAME[self.norm].init(self.d, self.eps, self.dtype)
 
     @property
     def slots(self) -> tuple[Slots, ...]:
         """Unit-gain norms in the scheme's slots, the same for every branch of the block."""
-        row, layer = self.scheme, self.layer
-        present = (row.norm_in, row.norm_branch, row.norm_out)
-        return (tuple(layer if slot else None for slot in present),) * len(self.block)  # type: ignore[return-value]
+        layer = self.layer
+        return (tuple(layer if slot else None for slot in self.scheme.slots),) * len(self.block)  # type: ignore[return-value]
+
+    def parts(self) -> list[tuple[slice, "Stack"]]:
+        """Blocks of one placement, each run a stack of its own; one part, unless the scheme changes along depth."""
+        return [(p, replace(self, scheme=row, depth=p.stop - p.start)) for p, row in self.scheme.parts(self.depth)]
+
+    def over_depth(self, body: Callable[..., Any], carry: Any, xs: Any, reverse: bool = False) -> tuple[Any, Any]:
+        """``lax.scan`` of ``body(part, carry, x)`` over the blocks; one scan for each part."""
+        parts = self.parts()
+        if len(parts) == 1:
+            return jax.lax.scan(functools.partial(body, self), carry, xs, reverse=reverse)
+        rows = []
+        for blocks, part in parts[::-1] if reverse else parts:
+            piece = jax.tree.map(lambda leaf, blocks=blocks: leaf[blocks], xs)
+            carry, ys = jax.lax.scan(functools.partial(body, part), carry, piece, reverse=reverse)
+            rows.append(ys)
+        return carry, jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(rows[::-1] if reverse else rows))
 
     def settings(self) -> dict[str, Any]:
         """What it is and what computes it, for a result's settings."""
@@ -239,11 +293,12 @@ class Stack:
             "device": jax.default_backend(),
         }
 
-    def multipliers(self) -> tuple[np.ndarray, np.ndarray]:
-        """α and β, each of shape (depth, len(block))."""
-        alpha, beta = self.scheme.multipliers(self.sublayers)
+    def multipliers(self) -> Multipliers:
+        """The scheme's numbers, each of shape (depth, len(block))."""
+        powers = [branch.moments().q for branch in self.block] if self.scheme.of_power else [1.0] * len(self.block)
         shape = (self.depth, len(self.block))
-        return alpha.reshape(shape).astype(self.dtype), beta.reshape(shape).astype(self.dtype)
+        found = self.scheme.multipliers(self.sublayers, powers)
+        return Multipliers(*(values.reshape(shape).astype(self.dtype) for values in found))
 
     def sublayer(self, layer: Layer, k: int, alpha: Array, beta: Array, x: State) -> SublayerJacobian:
         """Run a block's k-th sub-layer: its values and its exact Jacobian as an operator."""
@@ -260,10 +315,10 @@ class Stack:
         Without ``record`` the states on the way are not kept: memory is O(tokens·d·k) at any depth.
         """
 
-        def block(carry: tuple, inputs: tuple) -> tuple[tuple, tuple | None]:
+        def block(part: Stack, carry: tuple, inputs: tuple) -> tuple[tuple, tuple | None]:
             x, basis, exponent = carry
             piece, alphas, betas = inputs
-            layer, rows = weights.layer(self, piece), []
+            layer, rows = weights.layer(part, piece), []
             for k in range(len(self.block)):
                 step = self.sublayer(layer, k, alphas[k], betas[k], x)
                 rows.append((x, step.u, step.added))
@@ -273,10 +328,11 @@ class Stack:
             return (x, basis, exponent), jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows) if record else None
 
         start = (x, basis, jnp.zeros((), jnp.int32))
-        inputs = (weights.along_depth(self), *self.multipliers())
-        (out, basis, exponent), states = jax.lax.scan(block, start, inputs)
-        if basis is not None and self.final_norm:
-            basis, exponent = rescale(weights.final(self).jacobian(out).push(basis), exponent)
+        inputs = (weights.along_depth(self), *weights.multipliers(self)[:2])
+        (out, basis, exponent), states = self.over_depth(block, start, inputs)
+        last = weights.final(self) if self.final_norm else None
+        if basis is not None and last is not None:
+            basis, exponent = rescale(last.jacobian(out).push(basis), exponent)
         if states is None:
             return Trajectory(None, None, None, out, basis, exponent)
         xs, us, added = (leaf.reshape(self.sublayers, *x.shape) for leaf in states)

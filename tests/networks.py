@@ -5,12 +5,13 @@ import functools
 import jax
 import jax.numpy as jnp
 import oracle
+import sympy
 
 from gradflow.branches import BRANCHES
 from gradflow.flow import flow
 from gradflow.norms import NORMS
 from gradflow.product import identity
-from gradflow.schemes import SCHEMES, S, Scheme, l
+from gradflow.schemes import BY_NAME, S, Scheme, b, l
 from gradflow.stack import Drawn, Stack
 
 WIDTH, TOKENS = 5, 3  # one shape for all: run eagerly, each new shape costs as much as a network
@@ -22,7 +23,17 @@ EVERYWHERE = Scheme(
 )
 PURE = Scheme("pure-branch", "test", "no skip: α = 0", norm_out=True, alpha=0 * l)
 BARE = Scheme("bare", "test", "no norm at all", beta=-1 / S)
-OWN = (SANDWICH, EVERYWHERE, PURE, BARE)
+SWITCHING = Scheme(
+    "switching",
+    "test",
+    "placement and multipliers change along depth; gains on norms and matrices",
+    norm_out=True,
+    outer=S ** sympy.Rational(-1, 4),
+    until=sympy.Rational(1, 2),
+    then=Scheme("second half", "test", "", norm_in=True, norm_branch=True, scale=1 / sympy.sqrt(b), inner=1 / S),
+)
+OWN = (SANDWICH, EVERYWHERE, PURE, BARE, SWITCHING)
+PLAIN = (BY_NAME["post-ln"], BY_NAME["pre-ln"])
 
 
 def name(value):
@@ -34,15 +45,16 @@ def name(value):
 
 def _table():
     """Every branch, on every norm in turn; blocks of two branches; rows of a user's own. A final norm in every other one."""
-    for b, branch in enumerate(BRANCHES):
-        yield NORMS[b % len(NORMS)].name, SCHEMES[b // 2 % len(SCHEMES)], (branch,), bool(b % 2)
-    for n, scheme in enumerate(SCHEMES):
+    for i, branch in enumerate(name for name in BRANCHES if name not in SAME):
+        yield NORMS[i % len(NORMS)].name, PLAIN[i // 2 % 2], (branch,), bool(i % 2)
+    for n, scheme in enumerate(PLAIN):
         yield NORMS[n].name, scheme, ("mlp:gelu", "linear"), bool(n)
         yield NORMS[1 - n].name, scheme, ("attention", "mlp:relu"), not n
     for n, scheme in enumerate(OWN):
         yield ("layernorm", "rms")[n % 2], scheme, ("mlp:tanh", "linear"), False
 
 
+SAME = ("glu:gelu", "glu:gelu_tanh", "glu:tanh", "glu:erf", "glu:softplus")  # gated as the others are
 TABLE = tuple(_table())
 
 

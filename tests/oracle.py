@@ -46,6 +46,19 @@ ACTIVATIONS = {
 SCHEMES = {
     "post-ln": lambda N, f, x: N(x + f(x)),
     "pre-ln": lambda N, f, x: x + f(N(x)),
+    "sandwich": lambda N, f, x: x + N(f(N(x))),
+    "res-post-norm": lambda N, f, x: x + N(f(x)),
+    "deepnorm": lambda N, f, x: N(2**0.25 * x + f(x)),
+    "admin-closed": lambda N, f, x: N((3 / np.log(3) - 1) ** 0.5 * x + f(x)),
+    "layernorm-scaling": lambda N, f, x: x + f(N(x)),  # in the first block
+    "residual-scaling": lambda N, f, x: x + f(N(x)) / 2**0.5,
+    "layerscale": lambda N, f, x: x + 0.1 * f(N(x)),
+    "rezero": lambda N, f, x: x,
+    "skipinit": lambda N, f, x: x + f(x) / 2**0.5,
+    "fixup": lambda N, f, x: x,
+    "keel": lambda N, f, x: N(2 * x + f(N(x))),
+    "ngpt": lambda N, f, x: N(x + 0.05 * (N(f(x)) - x)),
+    "no-norm": lambda N, f, x: x + f(x),
 }
 
 
@@ -103,8 +116,10 @@ def branch(name, params, x, activation=None):
         return x @ params["w"].T
     if name == "bias":
         return np.broadcast_to(params["b"], x.shape)
-    phi = activation or ACTIVATIONS[name.removeprefix("mlp:")]
-    return phi(x @ params["w_in"].T) @ params["w_out"].T
+    kind, _, phi = name.partition(":")
+    phi = activation or ACTIVATIONS[phi]
+    gate = x @ params["w_gate"].T if kind == "glu" else 1
+    return (phi(x @ params["w_in"].T) * gate) @ params["w_out"].T
 
 
 def part(a, whole):
@@ -141,14 +156,21 @@ class Network:
     def _length(self, x):
         return NORMS[self.stack.norm][1](x, self.stack.eps)
 
-    def _slots(self):
-        row = self.stack.scheme
-        return [self._norm if slot else (lambda x: x) for slot in (row.norm_in, row.norm_branch, row.norm_out)]
+    def _row(self, s):
+        """The scheme that holds at a sub-layer."""
+        row, block = self.stack.scheme, s // len(self.stack.block)
+        return row if row.then is None or block < float(row.until) * self.stack.depth else row.then
+
+    def _slots(self, s):
+        row = self._row(s)
+        scale = self._multipliers(s)[2]
+        slots = [self._norm if slot else (lambda x: x) for slot in (row.norm_in, row.norm_branch, row.norm_out)]
+        return [lambda x: scale * self._norm(x), *slots[1:]] if row.norm_in else slots
 
     def _multipliers(self, s):
-        l, S = sympy.symbols("l S", positive=True, integer=True)
-        row = self.stack.scheme
-        return [float(m.subs({l: s + 1, S: self.stack.sublayers})) for m in (row.alpha, row.beta)]
+        l, S, b = sympy.symbols("l S b", positive=True, integer=True)
+        row, at = self._row(s), {l: s + 1, S: self.stack.sublayers, b: s // len(self.stack.block) + 1}
+        return [float(m.subs(at)) for m in (row.alpha, row.beta, row.scale)]
 
     @functools.cached_property
     def _params(self):
@@ -160,13 +182,13 @@ class Network:
         return functools.partial(branch, name, self._params[s], activation=self.activation)
 
     def _added(self, s, x):
-        n_in, n_branch, _ = self._slots()
+        n_in, n_branch, _ = self._slots(s)
         return self._multipliers(s)[1] * n_branch(self._branch(s)(n_in(x)))
 
     def sublayer(self, s, x, frozen=False):
         """x' of sub-layer ``s`` (from 0); frozen: F = 0."""
         added = self._added(s, x)
-        return self._slots()[2](self._multipliers(s)[0] * x + (added.real if frozen else added))
+        return self._slots(s)[2](self._multipliers(s)[0] * x + (added.real if frozen else added))
 
     def run(self, x, frozen=False):
         """The whole network as one function."""
@@ -197,10 +219,13 @@ class Network:
         """The states, and the product as ``basis``."""
         return types.SimpleNamespace(**vars(self.states(x)), basis=self.product(x))
 
-    def _through(self, present, at, g):
-        """Factors of one norm: P_t h is t·Jᵀh, by the derivative of the norm and its length."""
+    def _through(self, present, at, g, scale=1.0):
+        """Factors of one norm of gain ``scale``: P_t h is t·Jᵀh, by the derivative of the norm and its length."""
         if not present:
             return g, dict(affine=1.0, projection=1.0, norm=1.0, alignment=0.0, mean_component=0.0)
+        out, factors = self._through(True, at, scale * g) if scale != 1 else (None, None)
+        if factors:
+            return out, factors | {"affine": abs(scale)}
         out = pull(self._norm, at, g)
         tangent = self._length(at) * out
         y = NORMS[self.stack.norm][0](at)
@@ -229,7 +254,6 @@ class Network:
         """Every factor of every sub-layer, from input to output, each by its definition."""
         cotangents = np.asarray(cotangents)
         ran, g, w, rows = self.states(x), cotangents, cotangents, []
-        scheme = self.stack.scheme
         if self.stack.final_norm:
             out, row = self._norm_row(True, ran.out, g, w)
             neutral = dict(skip=1.0, branch=1.0, branch_return=0.0, stream_cosine=1.0, branch_rms=0.0)
@@ -243,12 +267,12 @@ class Network:
             rows.append(row | neutral | figures)
             g, w = out, pull(self._norm, ran.out, w)
         for s in reversed(range(self.stack.sublayers)):
-            (alpha, beta), at = self._multipliers(s), ran.x[s]
+            (alpha, beta, scale), at, scheme = self._multipliers(s), ran.x[s], self._row(s)
             out, row = self._norm_row(scheme.norm_out, ran.u[s], g, w)
-            inner = self._slots()[0](at)
+            inner = self._slots(s)[0](at)
             after, at_branch = self._through(scheme.norm_branch, self._branch(s)(inner), beta * out)
             before = pull(self._branch(s), inner, after)
-            returned, at_in = self._through(scheme.norm_in, at, before)
+            returned, at_in = self._through(scheme.norm_in, at, before, scale)
             back = pull(functools.partial(self.sublayer, s), at, g)
             w_back = pull(functools.partial(self.sublayer, s, frozen=True), at, w)
             skip = abs(alpha) if alpha else 1.0

@@ -41,6 +41,25 @@ def log_mean(mean: Expr, variance: Expr) -> Expr:
     return sympy.log(mean) - variance / (2 * mean**2)
 
 
+n_branch, n_out, d_in, d_branch, d_out = sympy.symbols("n_branch n_out d_in d_branch d_out", nonnegative=True)
+fed, beta, sigma = sympy.symbols("p beta sigma", nonnegative=True)
+
+
+@dataclass(frozen=True)
+class LeadingLaw:
+    """The leading order for any slots, in powers: each norm enters by its output's power n and its Jacobian's power d.
+
+    A length norm has n = 1 and d = 1/power of what it sees; an empty slot n = that power and d = 1.
+    ``chi`` is that of x ↦ f(√p x), hence f's own Jacobian has the power χ/p.
+    """
+
+    total: Expr = alpha**2 * Q + beta**2 * n_branch
+    back: Expr = alpha**2 + beta**2 * d_branch * chi / fed * sigma**2 * d_in
+    net: Expr = back * d_out
+    trunk: Expr = alpha**2 * d_out
+    to_branch: Expr = beta**2 * d_branch * d_out
+
+
 @dataclass(frozen=True)
 class SublayerLaw:
     """One sub-layer's law as expressions in `SYMBOLS`; logs are of powers (twice the log gain), typical values.

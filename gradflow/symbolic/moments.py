@@ -1,19 +1,25 @@
 """Gaussian moments of a branch: what the depth law needs to know of f, derived from the activation's SymPy expression.
 
-For f(x) = W₂ φ(W₁x), rms(x) = 1, Var W₁ = 1/d, Var W₂ = s²/m, the pre-activation is z ~ N(0, 1) and
+For f(x) = W₂ h(W x) with Var W = 1/d, Var W₂ = s²/m, and an input of mean square p, a hidden unit sees independent z ~ N(0, 1)
+for each of its rows of W:
 
-    q_f = s² E φ²,    χ_f = s² E φ'²    (THEORY: the law's leading order)
+    h = φ(√p z),  or gated  h = φ(√p z)·√p y,      q_f = s² E h²,    χ_f = s² E |∇h|²
 
-while the 1/d term asks for the fourth moments and for the defect e(z) = zφ' − φ, which is 0 for degree-1 activations (Euler).
+of x ↦ f(√p x) at unit rms. The 1/d term asks for fourth moments and for the defect e = z·∇h − h, 0 for degree 1 (Euler).
 """
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import mpmath
+import numpy as np
 import sympy
 
 z = sympy.Symbol("z", real=True)
+power = sympy.Symbol("p", positive=True)
+_gate = sympy.Symbol("y", real=True)
 _positive = sympy.Symbol("z", positive=True)
 
 ACTIVATIONS: dict[str, sympy.Expr] = {
@@ -85,35 +91,83 @@ POWERS = dict.fromkeys(BranchMoments.__dataclass_fields__, 1) | dict.fromkeys(
 )
 
 
+MEANS = ("q", "chi", "defect", "overlap", "h4", "slope4", "both")
+
+
 @functools.lru_cache
-def mlp_moments(phi: sympy.Expr, width_ratio: float) -> BranchMoments:
-    """Moments of W₂ φ(W₁x) at unit gain (s = 1); ``width_ratio`` is m/d."""
-    dphi = slope(phi)
-    defect = z * dphi - phi
-    mean = {
-        name: float(gaussian_mean(g))
-        for name, g in {
-            "q": phi**2,
-            "chi": dphi**2,
-            "defect": defect**2,
-            "overlap": defect * phi,
-            "phi4": phi**4,
-            "dphi4": dphi**4,
-            "both": phi**2 * dphi**2,
-        }.items()
-    }
+def integrands(phi: sympy.Expr, gated: bool) -> dict[str, Any]:
+    """What is averaged over z, in z and p: the gate's Gaussian y is averaged here, as h is linear in it."""
+    root = sympy.sqrt(power)
+    value, derivative = sympy.symbols("F D", real=True)  # φ and φ' stay whole: multiplied out they would cancel
+    gate = root * _gate if gated else sympy.Integer(1)
+    h, dz = value * gate, root * derivative * gate
+    dy = sympy.diff(h, _gate)
+    squared, defect = dz**2 + dy**2, z * dz + _gate * dy - h
+    means = (h**2, squared, defect**2, defect * h, h**4, squared**2, h**2 * squared)
+    if gated:
+        moment = {0: 1, 2: 1, 4: 3}  # E yⁿ
+        means = tuple(
+            sum(c * moment[n] for (n,), c in sympy.Poly(sympy.expand(g), _gate).terms() if not n % 2) for g in means
+        )
+    at = {value: phi.subs(z, root * z), derivative: slope(phi).subs(z, root * z)}
+    return {name: sympy.sympify(g).xreplace(at) for name, g in zip(MEANS, means, strict=True)}
+
+
+def _from_means(mean: dict[str, Any], width_ratio: float) -> BranchMoments:
     q, chi = mean["q"], mean["chi"]
     return BranchMoments(
         q=q,
         chi=chi,
         defect=mean["defect"],
         overlap=mean["overlap"],
-        power_var=(mean["phi4"] - q**2) / width_ratio,
-        slope_var=(mean["dphi4"] - chi**2) / width_ratio,
-        slope_draw=2 * mean["dphi4"] / width_ratio,
+        power_var=(mean["h4"] - q**2) / width_ratio,
+        slope_var=(mean["slope4"] - chi**2) / width_ratio,
+        slope_draw=2 * mean["slope4"] / width_ratio,
         covariance=(mean["both"] - q * chi) / width_ratio,
-        cross=(mean["both"] / q if q else 0.0) / width_ratio,
+        cross=mean["both"] / (q + 1e-300) / width_ratio,  # 0 of a zero branch
     )
+
+
+@functools.lru_cache
+def mlp_moments(phi: sympy.Expr, width_ratio: float, gated: bool = False) -> BranchMoments:
+    """Moments of W₂ h(W x) at unit gain (s = 1) and unit input; ``width_ratio`` is m/d."""
+    means = {name: float(gaussian_mean(g.subs(power, 1))) for name, g in integrands(phi, gated).items()}
+    return _from_means(means, width_ratio)
+
+
+@functools.lru_cache
+def half_line() -> tuple[np.ndarray, np.ndarray]:
+    """Nodes and weights of ∫₀^∞ g(z) N(z; 0, 1) dz: Gauss–Legendre on panels that halve towards 0.
+
+    A function of √p z that changes at the scale of 1 is smooth on every panel, whatever p is.
+    """
+    nodes, weights = np.polynomial.legendre.leggauss(12)
+    edges = np.concatenate([[0.0], 2.0 ** np.arange(-30.0, 2), np.arange(4.0, 14, 2)])
+    left, width = edges[:-1, None], np.diff(edges)[:, None]
+    points = left + width * (nodes + 1) / 2
+    return points.ravel(), (width * weights / 2 * np.exp(-(points**2) / 2) / np.sqrt(2 * np.pi)).ravel()
+
+
+@functools.lru_cache
+def moments_at(phi: sympy.Expr, width_ratio: float, gated: bool = False) -> Callable[[Any], BranchMoments]:
+    """The same as a function of the input's mean square p (any shape, JAX), by quadrature of the same integrands."""
+    import jax.numpy as jnp
+
+    from gradflow.numeric import to_jax
+
+    means = to_jax((z, power), tuple(integrands(phi, gated).values()))
+    points, weights = half_line()
+
+    def at(p: Any) -> BranchMoments:
+        p = jnp.asarray(p)[..., None]
+        halves = [means(sign * points, p) for sign in (1.0, -1.0)]
+        totals = [
+            sum(jnp.broadcast_to(g, p.shape[:-1] + points.shape) @ weights for g in pair)
+            for pair in zip(*halves, strict=True)
+        ]
+        return _from_means(dict(zip(MEANS, totals, strict=True)), width_ratio)
+
+    return at
 
 
 LINEAR = BranchMoments(q=1.0, chi=1.0)

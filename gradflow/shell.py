@@ -1,0 +1,61 @@
+"""What every command does: show progress, print a table or JSON, write a figure."""
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+
+@contextlib.contextmanager
+def progress(what: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr while a person is looking; silent in a pipe."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task(what, total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def show(renderable: Any) -> None:
+    """Print a table: at most 100 columns, never narrower than it needs in a pipe."""
+    from rich.console import Console
+
+    from gradflow.report import WIDTH, text
+
+    console = Console()
+    if console.is_terminal:
+        Console(width=min(console.width, WIDTH), highlight=False).print(renderable)
+    else:
+        typer.echo(text(renderable))
+
+
+def check_plot(plot: Path | None) -> None:
+    """Refuse a figure that could not be written before any work is done."""
+    if plot is not None:
+        from gradflow.plots import check_path
+
+        check_path(plot)
+
+
+def emit(result: Any, renderable: Any, as_json: bool, plot: Path | None) -> None:
+    """Write the figure, then print the result as JSON or as a table."""
+    if plot is not None:
+        result.plot(str(plot))
+    if as_json:
+        typer.echo(json.dumps(result.to_dict(), allow_nan=False))
+    else:
+        show(renderable)
+        if plot is not None:
+            typer.echo(f"Figure written to {plot}", err=True)
