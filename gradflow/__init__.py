@@ -12,10 +12,12 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "contraction": "gradflow.estimate",
     "law": "gradflow.laws",
+    "compare": "gradflow.comparisons",
     "audit": "gradflow.audits",
     "profile": "gradflow.profiles",
     "derive": "gradflow.symbolic",
     "Audit": "gradflow.audits",
+    "Comparison": "gradflow.comparisons",
     "Contraction": "gradflow.contractions",
     "ContractionSweep": "gradflow.contractions",
     "Profile": "gradflow.factors",
@@ -28,6 +30,7 @@ _MODULES = ("adapters", "branches", "checkpoints", "norms", "schemes", "stack", 
 
 __all__ = [
     "Audit",
+    "Comparison",
     "Contraction",
     "ContractionSweep",
     "Interval",
@@ -40,6 +43,7 @@ __all__ = [
     "audit",
     "branches",
     "checkpoints",
+    "compare",
     "contraction",
     "derive",
     "law",
@@ -54,6 +58,7 @@ if TYPE_CHECKING:
     from gradflow import adapters, branches, checkpoints, norms, schemes, stack, symbolic
     from gradflow.audits import Audit, audit
     from gradflow.chains import Residual
+    from gradflow.comparisons import Comparison, compare
     from gradflow.contractions import Contraction, ContractionSweep
     from gradflow.estimate import contraction
     from gradflow.factors import Profile

@@ -117,11 +117,11 @@ def contraction(
 
 @app.command()
 def law(
-    scheme: Annotated[str, typer.Argument(help="post-ln or pre-ln.")],
+    scheme: Annotated[str, typer.Argument(help="post-ln, pre-ln, sandwich, deepnorm, admin, …")],
     block: Annotated[str, typer.Option(help="Branches of one block, as in mlp:relu or linear,mlp:gelu.")] = "mlp:relu",
     depth: Annotated[int, typer.Option(help="Blocks.")] = 24,
     d: Annotated[int | None, typer.Option(help="Width, for the 1/d term; without it the leading order.")] = None,
-    norm: Annotated[str, typer.Option(help="layernorm or rms.")] = "layernorm",
+    norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
     final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
@@ -247,6 +247,34 @@ def profile(
         stack, profiles.gaussian_state(stack, tokens, key), seeds=seeds, key=key, probes=probes, weight_grad=weight_grad
     )
     shell.emit(result, profile_report.profile(result), as_json, plot)
+
+
+@app.command()
+def compare(
+    schemes: Annotated[list[str], typer.Argument(help="post-ln, pre-ln, pre-ln+final, deepnorm, …; or all.")],
+    block: Annotated[str, typer.Option(help="Branches of one block.")] = "attention,mlp:gelu",
+    depth: Annotated[int, typer.Option(help="Blocks.")] = 24,
+    d: Annotated[int, typer.Option(help="Width.")] = 512,
+    norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
+    init: Annotated[str, typer.Option(help="unit, xavier, he, gpt2 or torch.")] = "unit",
+    final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer, in all.")] = False,
+    tokens: Annotated[int, typer.Option(help="Tokens; of one, attention is W_O W_V and has a law.")] = 1,
+    seeds: Annotated[int, typer.Option(help="Networks to measure.")] = 4,
+    key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
+    dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
+) -> None:
+    """Schemes against each other at initialisation: law and measurement, forward and backward."""
+    from gradflow import comparison_report, comparisons
+    from gradflow.schemes import BY_NAME
+
+    shell.check_plot(plot)
+    names = list(BY_NAME) if schemes == ["all"] else schemes
+    options = {"norm": norm, "init": init, "final_norm": final_norm, "tokens": tokens, "seeds": seeds, "key": key}
+    with shell.progress("measuring schemes") as progress:
+        result = comparisons.compare(names, block.split(","), depth, d, **options, dtype=dtype, progress=progress)
+    shell.emit(result, comparison_report.table(result), as_json, plot)
 
 
 @app.command()

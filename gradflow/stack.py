@@ -5,7 +5,7 @@ memory; given weights are stacked along depth, or tied (one set for all blocks).
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
@@ -293,9 +293,17 @@ class Stack:
             "device": jax.default_backend(),
         }
 
-    def multipliers(self) -> Multipliers:
-        """The scheme's numbers, each of shape (depth, len(block))."""
-        powers = [branch.moments().q for branch in self.block] if self.scheme.of_power else [1.0] * len(self.block)
+    def multipliers(self, powers: Sequence[float] | None = None) -> Multipliers:
+        """The scheme's numbers, each of shape (depth, len(block)).
+
+        Parameters
+        ----------
+        powers : sequence of float, optional
+            q_f of each branch of a block, where the scheme takes it; by default the branches' moments, attention's of one token.
+        """
+        if powers is None:
+            each = [getattr(b, "of_one_token", lambda b=b: b)() for b in self.block] if self.scheme.of_power else []
+            powers = [branch.moments().q for branch in each] or [1.0] * len(self.block)
         shape = (self.depth, len(self.block))
         found = self.scheme.multipliers(self.sublayers, powers)
         return Multipliers(*(values.reshape(shape).astype(self.dtype) for values in found))
