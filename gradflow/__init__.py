@@ -13,11 +13,14 @@ _PUBLIC = {
     "contraction": "gradflow.estimate",
     "law": "gradflow.laws",
     "compare": "gradflow.comparisons",
+    "constants": "gradflow.prescriptions",
+    "design": "gradflow.designs",
     "audit": "gradflow.audits",
     "profile": "gradflow.profiles",
     "derive": "gradflow.symbolic",
     "Audit": "gradflow.audits",
     "Comparison": "gradflow.comparisons",
+    "Design": "gradflow.designs",
     "Contraction": "gradflow.contractions",
     "ContractionSweep": "gradflow.contractions",
     "Profile": "gradflow.factors",
@@ -33,6 +36,7 @@ __all__ = [
     "Comparison",
     "Contraction",
     "ContractionSweep",
+    "Design",
     "Interval",
     "Profile",
     "Residual",
@@ -44,8 +48,10 @@ __all__ = [
     "branches",
     "checkpoints",
     "compare",
+    "constants",
     "contraction",
     "derive",
+    "design",
     "law",
     "norms",
     "profile",
@@ -60,10 +66,12 @@ if TYPE_CHECKING:
     from gradflow.chains import Residual
     from gradflow.comparisons import Comparison, compare
     from gradflow.contractions import Contraction, ContractionSweep
+    from gradflow.designs import Design, design
     from gradflow.estimate import contraction
     from gradflow.factors import Profile
     from gradflow.intervals import Interval
     from gradflow.laws import law
+    from gradflow.prescriptions import constants
     from gradflow.profiles import profile
     from gradflow.schemes import Scheme
     from gradflow.stack import Stack

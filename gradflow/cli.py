@@ -197,22 +197,87 @@ def audit(
 
 @app.command()
 def check(
-    baseline: Annotated[Path, typer.Option(help="What 'gradflow audit … --save' wrote.")],
-    model: Annotated[Path | None, typer.Option(help="The model's folder, if not the baseline's.")] = None,
-    band: Annotated[float, typer.Option(help="Largest |log(now/before)| that is no move.")] = 0.05,
+    file: Annotated[
+        Path | None, typer.Argument(help="An architecture: .toml, .json, or a Hugging Face config.json.")
+    ] = None,
+    baseline: Annotated[Path | None, typer.Option(help="Or: what 'gradflow audit … --save' wrote.")] = None,
+    model: Annotated[
+        Path | None, typer.Option(help="With --baseline: the model's folder, if not the baseline's.")
+    ] = None,
+    band: Annotated[float, typer.Option(help="With --baseline: largest |log(now/before)| that is no move.")] = 0.05,
+    max_ratio: Annotated[
+        float | None, typer.Option(help="With FILE: largest ratio of the gradients that reach any two blocks.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Hold a model against a saved audit; exit code 1 if a factor or an end-to-end gain moved."""
-    from gradflow import audit_report, baselines
+    """Find contradictions in an architecture, or hold a model against a saved audit; exit code 1 if there are any.
 
-    with shell.progress("auditing"):
-        result = baselines.check(baseline, model, band)
-    if as_json:
-        typer.echo(json.dumps(result.to_dict(), allow_nan=False))
+    A FILE says scheme, depth, d, block, norm, final_norm, alpha, weight_gain, …; the law says what they do together.
+    """
+    if (file is None) == (baseline is None):
+        raise ValueError("check: give an architecture's FILE, or --baseline, one of them")
+    result: Any
+    if file is not None:
+        from gradflow import architectures, lint
+
+        result = lint.lint(architectures.read(file), max_ratio)
+        shown = lint.table(result)
     else:
-        shell.show(audit_report.check(result))
+        from gradflow import audit_report, baselines
+
+        with shell.progress("auditing"):
+            result = baselines.check(baseline, model, band)  # type: ignore[arg-type]
+        shown = audit_report.check(result)
+    shell.emit(result, shown, as_json, None)
     if not result.passed:
         raise typer.Exit(1)
+
+
+@app.command()
+def constants(
+    name: Annotated[str, typer.Argument(help="deepnorm, admin, sub-ln, t-fixup, fixup, gpt2, layerscale, …")],
+    sublayers: Annotated[int | None, typer.Option(help="Residual sub-layers of one stack.")] = None,
+    encoder: Annotated[int | None, typer.Option(help="Encoder blocks.")] = None,
+    decoder: Annotated[int | None, typer.Option(help="Decoder blocks.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """The constants that a scheme prescribes at a depth, and what they do to trunk and exact gain there."""
+    from gradflow import prescriptions
+
+    found = prescriptions.constants(name, sublayers=sublayers, encoder=encoder, decoder=decoder)
+    if as_json:
+        typer.echo(json.dumps(found, allow_nan=False))
+    else:
+        shell.show(prescriptions.table(found))
+
+
+@app.command()
+def design(
+    scheme: Annotated[str, typer.Argument(help="pre-ln, post-ln, deepnorm, …")],
+    depth: Annotated[int, typer.Option(help="Blocks.")] = 24,
+    knob: Annotated[str, typer.Option(help="What to scale: branch (β), skip (α), weights (gains at init).")] = "branch",
+    exact: Annotated[float | None, typer.Option(help="Target: end-to-end gain of the gradient.")] = None,
+    trunk: Annotated[float | None, typer.Option(help="Target: end-to-end gain with F = 0.")] = None,
+    stream: Annotated[float | None, typer.Option(help="Target: rms of the stream at the last sub-layer.")] = None,
+    weights: Annotated[float | None, typer.Option(help="Target: largest over smallest weight gradient.")] = None,
+    update: Annotated[float | None, typer.Option(help="Target: DeepNorm's bound on the update (its own: 1).")] = None,
+    block: Annotated[str, typer.Option(help="Branches of one block.")] = "mlp:relu",
+    d: Annotated[int, typer.Option(help="Width.")] = 256,
+    norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
+    final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
+    seeds: Annotated[int, typer.Option(help="Networks to measure at the solution.")] = 4,
+    key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Solve the law for the scale that meets one target, and measure networks there."""
+    from gradflow import designs
+
+    asked = {"exact": exact, "trunk": trunk, "stream": stream, "weights": weights, "update": update}
+    target = {name: value for name, value in asked.items() if value is not None}
+    options = {"knob": knob, "d": d, "norm": norm, "final_norm": final_norm, "seeds": seeds, "key": key}
+    with shell.progress("solving and measuring"):
+        result = designs.design(scheme, depth, block=block.split(","), **options, **target)  # type: ignore[arg-type]
+    shell.emit(result, str(result), as_json, None)
 
 
 @app.command()

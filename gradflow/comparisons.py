@@ -14,7 +14,7 @@ from gradflow import checks, laws, precision, probes, profiles
 from gradflow.branches import Branch, branch_of
 from gradflow.factors import Profile, plain
 from gradflow.inits import initialised
-from gradflow.schemes import ONE, Multipliers, Scheme, scheme_of
+from gradflow.schemes import Multipliers, Scheme, scheme_of
 from gradflow.stack import Drawn, Stack
 
 Progress = Callable[[int, int], None]
@@ -116,7 +116,7 @@ def by_block(p: Profile, size: int) -> dict[str, np.ndarray]:
     """`figures` of whole blocks of ``size`` sub-layers: stream and gradient as they stand at the block's input, the mean share,
     and the norm of all its weight gradients. A final norm's row is left out.
     """
-    n = len(p.labels) // size * size
+    n = len(p.labels) - ("final norm" in p.labels)
     found = {name: values[:n].reshape(-1, size) for name, values in figures(p).items()}
     out = {name: found[name][:, 0] for name in ("stream", "gradient")} | {"share": found["share"].mean(1)}
     if "weight_grad" in found:
@@ -128,12 +128,6 @@ def spread(values: np.ndarray) -> float:
     """Largest over smallest of the finite, positive entries."""
     alive = values[np.isfinite(values) & (values > 0)]
     return float(alive.max() / alive.min()) if alive.size else np.nan
-
-
-def bare(scheme: Scheme) -> Scheme:
-    """The row's slots alone: rows of one shape are the same row, and share a compilation."""
-    blank = dict.fromkeys(Multipliers._fields, ONE) | {"name": "", "source": "", "purpose": ""}
-    return replace(scheme, **blank, then=None if scheme.then is None else bare(scheme.then))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
@@ -233,7 +227,7 @@ def _row(spec: str | Scheme, final: bool) -> tuple[str, Scheme, bool]:
 
 
 def _measured(stack: Stack, tokens: int, watched: bool, seeds: int, key: int) -> Profile:
-    shape = replace(stack, scheme=bare(stack.scheme))
+    shape = replace(stack, scheme=stack.scheme.shape)
     with precision.scope(stack.dtype):
         keys = jax.random.split(jax.random.key(key), seeds)
         numbers = stack.multipliers()

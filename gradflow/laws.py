@@ -51,7 +51,8 @@ class Case:
             mine = slice(k, None, len(self.branches))
             scale, inner, outer = (a[mine] for a in self.numbers[2:])
             drawn = scale**2 * (inner**2 if getattr(branch, "inner", ()) else 1.0)
-            at = branch.moments() if np.all(drawn == 1) else branch.moments_at(drawn)
+            each, where = np.unique(drawn, return_inverse=True)
+            at = branch.moments() if np.all(each == 1) else moments_of(branch, each, where)
             at = at.scaled((self.beta[mine] * outer) ** 2)
             for name in found:
                 found[name][mine] = getattr(gaussian.frozen(at) if frozen else at, name)
@@ -66,6 +67,17 @@ class Case:
     def beta(self) -> np.ndarray:
         """Branch multipliers, (S,)."""
         return self.numbers.beta
+
+
+def moments_of(branch: Branch, powers: np.ndarray, where: np.ndarray) -> gaussian.BranchMoments:
+    """A branch's moments at each distinct power, put where they belong."""
+    rows = [jnp.broadcast_to(leaf, powers.shape) for leaf in _moments_at(branch, jnp.asarray(powers))]
+    return gaussian.BranchMoments(*(np.asarray(row)[where] for row in rows))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _moments_at(branch: Branch, powers: jax.Array) -> tuple:
+    return jax.lax.map(lambda p: dataclasses.astuple(branch.moments_at(p)), powers, batch_size=256)
 
 
 @functools.lru_cache
@@ -230,7 +242,13 @@ def law(
         if not numbers.alpha.all():
             raise ValueError(f"scheme: {row.name!r} has α = 0, which leaves no skip path for a law to follow")
         case = Case(branches, numbers, row.norm_out, centred, bool(final_norm), width, tokens, probes)
-        first = leading(row, branches, depth, norm, case.final)
+        first = leading(row, numbers, branches, depth, norm, case.final)
+        lost = ~np.isfinite(first["Q"] + first["net"])
+        if lost.any():
+            raise ValueError(
+                f"depth: the stream of {row.name!r} leaves the range of float64 at sub-layer {int(lost.argmax()) + 1}; "
+                "use fewer layers, a smaller residual scale, or a norm"
+            )
         refined = row.then is None and row.norm_in != row.norm_out and not row.norm_branch and norm in LENGTHS
         curves = [_curve(case, frozen) if refined else _plain(first, frozen) for frozen in (False, True)]
     settings = {
@@ -250,7 +268,8 @@ def law(
         return found
     # a standard Gaussian cotangent has the power tokens·d; W's gradient is v hᵀ, of power ‖v‖²·d per unit of `weights`
     log_power = safe_log(first["weights"]) + 2 * found.log_exact[0, 1:] + math.log(tokens) + 2 * math.log(d)
-    return dataclasses.replace(found, weight_grad=np.exp(log_power / 2)[None])
+    with np.errstate(over="ignore"):
+        return dataclasses.replace(found, weight_grad=np.exp(log_power / 2)[None])
 
 
 def blocks_of(block: str | Branch | Sequence[str | Branch], tokens: int) -> tuple[Branch, ...]:

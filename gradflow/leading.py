@@ -68,7 +68,11 @@ def _moments(branch: Branch, rows: jax.Array) -> jax.Array:
 
 def looked_up(branch: Branch, *columns: jax.Array) -> tuple:
     """`_branch` at every sub-layer, each distinct (power, inner, outer) once."""
-    rows, where = np.unique(np.stack([np.asarray(c) for c in columns], 1), axis=0, return_inverse=True)
+    table = np.stack([np.asarray(c) for c in columns], 1)
+    if np.all(table == table[:1]):  # as most schemes have it: no need to sort a million rows
+        rows, where = table[:1], np.zeros(len(table), int)
+    else:
+        rows, where = np.unique(table, axis=0, return_inverse=True)
     return tuple(jnp.asarray(np.asarray(_moments(branch, jnp.asarray(rows)))[where.ravel()].T))
 
 
@@ -99,18 +103,18 @@ def _recursion(part: Part, start: jax.Array, numbers: Multipliers, moments: tupl
     return jax.lax.scan(block, start, (numbers, moments))
 
 
-def leading(scheme: Scheme, branches: tuple[Branch, ...], depth: int, norm: str, final: bool) -> dict[str, np.ndarray]:
-    """Powers of every sub-layer, (S,), or (S + 1,) with a final norm, as NumPy arrays.
+def leading(
+    scheme: Scheme, numbers: Multipliers, branches: tuple[Branch, ...], depth: int, norm: str, final: bool
+) -> dict[str, np.ndarray]:
+    """Powers of every sub-layer by the scheme's ``numbers``, (S,), or (S + 1,) with a final norm, as NumPy arrays.
 
     ``Q`` the stream as it enters, ``added`` what the branch adds, ``total`` what an output norm sees, ``norm`` the power of its
     Jacobian, ``back`` that of αI + βF…, ``net``, ``trunk``; ``weights`` Σ‖dL/dW‖²/(‖g‖² d), g at the sub-layer's output.
     """
-    powers = [b.moments().q for b in branches] if scheme.of_power else [1.0] * len(branches)
-    shape = (depth, len(branches))
-    numbers = Multipliers(*(jnp.asarray(a).reshape(shape) for a in scheme.multipliers(depth * len(branches), powers)))
+    numbers = Multipliers(*(jnp.asarray(a).reshape(depth, len(branches)) for a in numbers))
     Q, rows = jnp.ones(()), []
     for blocks, row in scheme.parts(depth):
-        part, mine = Part(row, branches, norm), jax.tree.map(lambda leaf, blocks=blocks: leaf[blocks], numbers)
+        part, mine = Part(row.shape, branches, norm), jax.tree.map(lambda leaf, blocks=blocks: leaf[blocks], numbers)
         moments: tuple = ()
         if part.known:
             into = mine.scale**2

@@ -73,6 +73,12 @@ class Scheme:
         return self.norm_in, self.norm_branch, self.norm_out
 
     @property
+    def shape(self) -> "Scheme":
+        """The slots alone: rows of one shape are the same row, and share a compilation."""
+        blank = dict.fromkeys(Multipliers._fields, ONE) | {"name": "", "source": "", "purpose": ""}
+        return replace(self, **blank, then=None if self.then is None else self.then.shape)
+
+    @property
     def unit(self) -> bool:
         """Whether norms and matrices keep their unit gains."""
         own = all(getattr(self, name) == 1 for name in Multipliers._fields[2:])
@@ -120,7 +126,8 @@ class Scheme:
             q_f of each branch of a block at unit gain and unit input, in turn; Admin's ω takes it.
         """
         index, size = np.arange(1, sublayers + 1), len(powers)
-        before = np.cumsum(np.resize(powers, sublayers)) - np.resize(powers, sublayers)
+        each = np.tile(np.asarray(powers, float), -(-sublayers // size))[:sublayers]
+        before = np.cumsum(each) - each
         blocks = (index - 1) // size + 1
         found = np.empty((len(Multipliers._fields), sublayers))
         for part, row in self.parts(sublayers // size if self.then else 1):
@@ -238,7 +245,7 @@ SCHEMES = (
     ),
     Scheme(
         "keel",
-        "KEEL: LN(αx + F(LN x)), α = S",
+        "KEEL: Chen, Wei 2026 (2601.19895)",
         "post-LN with a skip as strong as the stack is deep, and a norm before the branch",
         norm_in=True,
         norm_out=True,
