@@ -175,7 +175,7 @@ def design(
 
 def _solve(at: Callable[[float], float], wanted: float, name: str, scheme: str) -> float:
     """The log scale nearest to 0 at which the figure crosses what is wanted."""
-    grid = np.linspace(*np.log(RANGE), 25)
+    grid = np.log(np.geomspace(*RANGE, 25))
     with np.errstate(over="ignore", divide="ignore"):
         gaps = np.array([np.log(at(x)) for x in grid]) - np.log(wanted)
     finite = np.isfinite(gaps)

@@ -72,7 +72,8 @@ class Case:
 def moments_of(branch: Branch, powers: np.ndarray, where: np.ndarray) -> gaussian.BranchMoments:
     """A branch's moments at each distinct power, put where they belong."""
     rows = [jnp.broadcast_to(leaf, powers.shape) for leaf in _moments_at(branch, jnp.asarray(powers))]
-    return gaussian.BranchMoments(*(np.asarray(row)[where] for row in rows))
+    columns: list[Any] = [np.asarray(row)[where] for row in rows]
+    return gaussian.BranchMoments(*columns)
 
 
 @functools.partial(jax.jit, static_argnums=0)

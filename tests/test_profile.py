@@ -74,9 +74,11 @@ def plain(stack, weights, x, mask=None):
     return norm(weights.last, x) if stack.final_norm else x
 
 
-@pytest.mark.parametrize(("scheme", "final"), [(EVERYWHERE, True), (PURE, False)], ids=name)
-def test_one_backward_pass_gives_what_the_sweep_gives(scheme, final, x64):
-    stack = made(scheme, final_norm=final)
+@pytest.mark.parametrize(
+    ("scheme", "block", "final"), [(EVERYWHERE, "attention", True), (PURE, ("mlp:gelu", "linear"), False)], ids=name
+)
+def test_one_backward_pass_gives_what_the_sweep_gives(scheme, block, final, x64):
+    stack = made(scheme, block, final_norm=final)
     mask = jnp.arange(TOKENS) < 4 if final else None
     weights, x, c = Drawn(jax.random.key(7), mask), normal(1, TOKENS, D), normal(2, TOKENS, D)
     c = c if mask is None else c.at[4].set(0)

@@ -113,16 +113,12 @@ def test_gated_moments_in_closed_form():
 
 @pytest.fixture(scope="module")
 def zoo():
-    return compare(ALL, "glu:silu", 6, 96, seeds=24)
+    return compare(ALL, "mlp:tanh", 6, 96, seeds=16)
 
 
 def test_law_and_networks_agree_in_every_row(zoo):
     """Per sub-layer log rates within max(2 %, 3 s.e.), s.e. below 1 %; weight gradients at every sub-layer in the mean."""
     for entry in zoo:
-        if (
-            entry.name == "no-norm"
-        ):  # a gate has degree 2: without a norm it explodes, and no mean is typical (docs/agreement.md)
-            continue
         for curve in ("log_exact", "log_trunk"):
             rates = getattr(entry.measured, curve)[:, 0] / 6
             error = rates.std(ddof=1) / math.sqrt(len(rates))
@@ -143,9 +139,7 @@ def test_laws_part_where_the_rows_do(zoo):
 
 
 def test_comparison_as_data(zoo):
-    pd = pytest.importorskip("pandas")
     table = zoo.to_pandas()
-    assert isinstance(table, pd.DataFrame)
     assert len(table) == 6 * len(ALL)
     assert {"scheme", "sublayer", "gradient_law", "gradient_measured"} <= set(table.columns)
     out = json.loads(json.dumps(zoo.to_dict(), allow_nan=False))
@@ -174,6 +168,7 @@ def test_attention_of_one_token_has_a_law_and_of_several_none():
     assert several.law is None
     assert "attention" in several.why
     assert several.measured.labels[-1] == "final norm"
+    assert len(by_block(several.measured, 1)["stream"]) == 1  # a final norm is no block
 
 
 @pytest.mark.parametrize(("init", "q"), [("xavier", 0.5 * (2 / 5) * (8 / 5)), ("he", 2.0), ("torch", 0.5 / 9)])
