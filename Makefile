@@ -1,7 +1,7 @@
 # `make test` after the README's second command; PYTHON names another environment.
 PYTHON ?= .venv/bin/python
 
-.PHONY: check test bench figures
+.PHONY: check test test-all bench figures
 
 check:
 	$(PYTHON) -m ruff format --check .
@@ -10,6 +10,9 @@ check:
 
 test:
 	$(PYTHON) -m pytest
+
+test-all:
+	$(PYTHON) -m pytest -m ""
 
 bench:
 	$(PYTHON) benchmarks/bench.py

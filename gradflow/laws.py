@@ -243,14 +243,14 @@ def law(
         if not numbers.alpha.all():
             raise ValueError(f"scheme: {row.name!r} has α = 0, which leaves no skip path for a law to follow")
         case = Case(branches, numbers, row.norm_out, centred, bool(final_norm), width, tokens, probes)
+        refined = row.then is None and row.norm_in != row.norm_out and not row.norm_branch and norm in LENGTHS
         first = leading(row, numbers, branches, depth, norm, case.final)
         lost = ~np.isfinite(first["Q"] + first["net"])
-        if lost.any():
+        if lost.any() and not refined:
             raise ValueError(
                 f"depth: the stream of {row.name!r} leaves the range of float64 at sub-layer {int(lost.argmax()) + 1}; "
                 "use fewer layers, a smaller residual scale, or a norm"
             )
-        refined = row.then is None and row.norm_in != row.norm_out and not row.norm_branch and norm in LENGTHS
         curves = [_curve(case, frozen) if refined else _plain(first, frozen) for frozen in (False, True)]
     settings = {
         "what": "law",

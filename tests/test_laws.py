@@ -163,7 +163,8 @@ BRANCHES = (Linear(), Bias(), MLP("relu", ratio=2), MLP("tanh", ratio=2))  # GEL
 @pytest.mark.parametrize(
     ("scheme", "norm", "branch"),
     [
-        *(("post-ln", "rms", b) for b in BRANCHES),
+        ("post-ln", "rms", BRANCHES[0]),
+        *(pytest.param("post-ln", "rms", b, marks=pytest.mark.slow) for b in BRANCHES[1:]),
         *(("pre-ln", "layernorm", b) for b in BRANCHES if b.name in ("linear", "mlp:tanh")),
     ],
     ids=lambda value: getattr(value, "name", value),
@@ -185,7 +186,11 @@ def test_law_with_a_final_norm(scheme, norm):
 
 @pytest.mark.parametrize(
     ("branch", "tokens", "probes"),
-    [(Linear(), 4, 1), (MLP("gelu", ratio=2), 1, 5), (MLP("tanh", ratio=2), 3, 2)],
+    [
+        pytest.param(Linear(), 4, 1, marks=pytest.mark.slow),
+        pytest.param(MLP("gelu", ratio=2), 1, 5, marks=pytest.mark.slow),
+        (MLP("tanh", ratio=2), 3, 2),
+    ],
     ids=["4 tokens", "5 probes", "3 tokens of 2 probes"],
 )
 @pytest.mark.parametrize("scheme", ["post-ln"])

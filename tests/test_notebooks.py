@@ -70,7 +70,12 @@ def test_notebook_is_kept_executed_and_small(path):
     assert path.stat().st_size < 1.5e6
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+def timed(path):
+    """What `tests/test_zoo.py` measures as well waits for ``make test-all``."""
+    return pytest.param(path, marks=pytest.mark.slow) if path.stem == "placement" else path
+
+
+@pytest.mark.parametrize("path", map(timed, NOTEBOOKS), ids=lambda path: path.stem)
 def test_notebook_runs_again_to_the_same_numbers(path, tmp_path):
     copy = shutil.copy(path, tmp_path)
     shutil.copytree(path.parent / "data", tmp_path / "data")

@@ -173,7 +173,14 @@ def test_python_runs_and_prints_what_stands_below(page, i, folder):
     assert differences(below, out.getvalue()) == []
 
 
-@pytest.mark.parametrize("i", [i for i, (language, _, _) in enumerate(shown("README.md")) if language == "sh"])
+def shell_blocks():
+    """Blocks of shell with output; of the planar ones, which differ in an option, one is enough where time counts."""
+    blocks = [(i, code) for i, (language, code, _) in enumerate(shown("README.md")) if language == "sh"]
+    planar = [i for i, code in blocks if "--reading alignment" in code]
+    return [pytest.param(i, marks=pytest.mark.slow) if i in planar[1:] else i for i, _ in blocks]
+
+
+@pytest.mark.parametrize("i", shell_blocks())
 def test_shell_prints_what_stands_below(i, folder):
     _, command, text = shown("README.md")[i]
     got = gradflow(command.strip(), folder)

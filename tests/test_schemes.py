@@ -145,11 +145,7 @@ def test_factors_of_dyt_are_affine_then_no_projection_then_the_slope(x64):
 
 
 def test_without_a_norm_all_rows_of_one_skip_are_the_skeleton():
-    x = np.random.default_rng(0).normal(size=(2, 8))
-    profiles = [
-        gradflow.profile(Stack.make(s, "linear", 3, 8, norm="none", final_norm=True), x) for s in ("post-ln", "no-norm")
-    ]
-    close(profiles[0].net, profiles[1].net)
+    assert Stack.make("keel", "linear", 3, 8, norm="none").slots == ((None, None, None),)
     assert gradflow.law("post-ln", "linear", 3, norm="none").exact[0, 0] == pytest.approx(2**1.5)
 
 

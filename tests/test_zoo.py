@@ -15,10 +15,22 @@ from gradflow.branches import MLP, branch_of
 from gradflow.comparisons import by_block, compare, figures
 from gradflow.designs import design
 from gradflow.inits import initialised
-from gradflow.schemes import SCHEMES, scheme_of
+from gradflow.schemes import scheme_of
 from gradflow.symbolic import moments
 
-ALL = [row.name for row in SCHEMES]
+# one or more of every shape; benchmarks/agreement.py has all rows
+ROWS = [
+    "post-ln",
+    "deepnorm",
+    "admin",
+    "pre-ln",
+    "residual-scaling",
+    "layernorm-scaling",
+    "sandwich",
+    "skipinit",
+    "keel",
+    "mix-ln",
+]
 
 
 def test_end_to_end_power_of_24_relu_sublayers():
@@ -113,7 +125,7 @@ def test_gated_moments_in_closed_form():
 
 @pytest.fixture(scope="module")
 def zoo():
-    return compare(ALL, "mlp:tanh", 6, 96, seeds=16)
+    return compare(ROWS, "mlp:tanh", 6, 96, seeds=16)
 
 
 def test_law_and_networks_agree_in_every_row(zoo):
@@ -134,16 +146,16 @@ def test_law_and_networks_agree_in_every_row(zoo):
 
 def test_laws_part_where_the_rows_do(zoo):
     """The agreement above cannot be had by any law: rows differ by far more than the band."""
-    gains = {entry.name: entry.law.log_exact[0, 0] for entry in zoo}
-    assert gains["no-norm"] > gains["sandwich"] > gains["mix-ln"] > gains["layernorm-scaling"] > gains["gpt2"] > 0.1
+    gains = [entry.law.log_exact[0, 0] for entry in zoo]
+    assert max(gains) - min(gains) > 5 * 6 * 0.02
 
 
 def test_comparison_as_data(zoo):
     table = zoo.to_pandas()
-    assert len(table) == 6 * len(ALL)
+    assert len(table) == 6 * len(ROWS)
     assert {"scheme", "sublayer", "gradient_law", "gradient_measured"} <= set(table.columns)
     out = json.loads(json.dumps(zoo.to_dict(), allow_nan=False))
-    assert [row["name"] for row in out["schemes"]] == ALL
+    assert [row["name"] for row in out["schemes"]] == ROWS
     assert max(map(len, str(zoo).splitlines())) <= 100
     assert "Verdict" in str(zoo)
     assert zoo["deepnorm"].scheme is scheme_of("deepnorm")
@@ -180,7 +192,7 @@ def test_inits_reach_the_law(init, q):
 def test_design_meets_its_target_by_law_and_in_networks():
     found = design("pre-ln", 24, exact=1.5, seeds=0)
     assert found.scale == pytest.approx(math.sqrt((1.5**2 - 1) / 12), rel=1e-2)  # 1 + S q s² = 1.5², up to the 1/d term
-    seen = design("residual-scaling", 6, weights=1.5, d=128, seeds=6)
+    seen = design("residual-scaling", 6, weights=1.5, block="mlp:tanh", d=96, seeds=16)  # compiled for `zoo`
     assert seen.law == pytest.approx(1.5, rel=1e-6)
     np.testing.assert_allclose(np.exp(np.mean(np.log(seen.seen))), 1.5, rtol=0.1)
 

@@ -25,6 +25,7 @@ _CATALOGUE = {
     "estimate": "gradflow.symbolic.reading_derivations:estimate",
     "moments": "gradflow.symbolic.depth_derivation:gaussian_moments",
     "depth-law": "gradflow.symbolic.depth_derivation:depth_law",
+    "end-to-end": "gradflow.symbolic.telescope:derivation",
 }
 
 NAMES = tuple(_CATALOGUE)
