@@ -176,7 +176,9 @@ def test_law_is_the_mean_log_gain_of_networks_and_its_spread(scheme, norm, branc
         agree(logs, law, curve)
 
 
-@pytest.mark.parametrize(("scheme", "norm"), [("post-ln", "layernorm"), ("pre-ln", "rms")])
+@pytest.mark.parametrize(
+    ("scheme", "norm"), [("post-ln", "layernorm"), pytest.param("pre-ln", "rms", marks=pytest.mark.slow)]
+)
 def test_law_with_a_final_norm(scheme, norm):
     logs = measured(scheme, Linear(), norm, final_norm=True)
     law = gradflow.law(scheme, Linear(), DEPTH, d=D, norm=norm, final_norm=True)
@@ -201,6 +203,7 @@ def test_law_of_pooled_tokens_and_probes(scheme, branch, tokens, probes):
         agree(logs, law, curve)
 
 
+@pytest.mark.slow
 def test_pooled_tokens_with_a_common_part_spread_more_than_the_law_says():
     """E φ ≠ 0: W₂ E φ is the same for every token and does not average out. The mean holds, the spread is a lower bound."""
     branch = MLP("gelu", ratio=2)

@@ -71,11 +71,11 @@ def test_notebook_is_kept_executed_and_small(path):
 
 
 def timed(path):
-    """What `tests/test_zoo.py` measures as well waits for ``make test-all``."""
-    return pytest.param(path, marks=pytest.mark.slow) if path.stem == "placement" else path
+    """One notebook runs always; the others, whose numbers other tests have as well, in ``make test-all``."""
+    return path if path.stem == "trained" else pytest.param(path, marks=pytest.mark.slow)
 
 
-@pytest.mark.parametrize("path", map(timed, NOTEBOOKS), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", [timed(path) for path in NOTEBOOKS], ids=lambda path: path.stem)
 def test_notebook_runs_again_to_the_same_numbers(path, tmp_path):
     copy = shutil.copy(path, tmp_path)
     shutil.copytree(path.parent / "data", tmp_path / "data")

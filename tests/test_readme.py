@@ -177,7 +177,8 @@ def shell_blocks():
     """Blocks of shell with output; of the planar ones, which differ in an option, one is enough where time counts."""
     blocks = [(i, code) for i, (language, code, _) in enumerate(shown("README.md")) if language == "sh"]
     planar = [i for i, code in blocks if "--reading alignment" in code]
-    return [pytest.param(i, marks=pytest.mark.slow) if i in planar[1:] else i for i, _ in blocks]
+    late = {*planar[1:], *(i for i, code in blocks if "--depth 96" in code)}
+    return [pytest.param(i, marks=pytest.mark.slow) if i in late else i for i, _ in blocks]
 
 
 @pytest.mark.parametrize("i", shell_blocks())

@@ -168,7 +168,9 @@ OWN_ACTIVATIONS = {
 }
 
 
-@pytest.mark.parametrize("kind", OWN_ACTIVATIONS)
+@pytest.mark.parametrize(
+    "kind", ["cubic", *(pytest.param(kind, marks=pytest.mark.slow) for kind in list(OWN_ACTIVATIONS)[1:])]
+)
 @schemes
 @pytest.mark.usefixtures("eager")
 def test_a_users_own_activation_as_a_sympy_expression(kind, scheme):
