@@ -8,7 +8,7 @@ Given weights may bring a bias ``b_*`` beside each matrix ``w_*``, and attention
 import functools
 import math
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any, Protocol
 
@@ -353,6 +353,30 @@ def branch_of(spec: str | Branch) -> Branch:
     if all(hasattr(spec, part) for part in ("name", "gain", "tokenwise", "init", "apply", "push", "moments")):
         return spec  # type: ignore[return-value]
     return BRANCHES[checks.one_of("branch", spec, BRANCHES)]
+
+
+def branches_of(block: Any) -> tuple[Branch, ...]:
+    """The branches of a block: one name or object, or a sequence of them.
+
+    Raises
+    ------
+    ValueError
+        For an empty block or an unknown name.
+    """
+    each = block if isinstance(block, Sequence) and not isinstance(block, str) else (block,)
+    if not each:
+        raise ValueError("block: needs at least one branch")
+    return tuple(map(branch_of, each))
+
+
+def of_one_token(branches: Sequence[Branch]) -> tuple[Branch, ...]:
+    """What branches are where a token sees itself alone: attention is W_O W_V."""
+    return tuple(getattr(b, "of_one_token", lambda b=b: b)() for b in branches)
+
+
+def powers_of(branches: Sequence[Branch]) -> list[float]:
+    """q_f of each, of one token."""
+    return [branch.moments().q for branch in of_one_token(branches)]
 
 
 def with_gains(branch: Branch, params: Params, inner: Array, outer: Array) -> Params:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array
 
 from gradflow import checks, laws, precision, probes, profiles
-from gradflow.branches import Branch, branch_of
+from gradflow.branches import Branch, branches_of
 from gradflow.factors import Profile, plain
 from gradflow.inits import initialised
 from gradflow.schemes import Multipliers, Scheme, scheme_of
@@ -194,9 +194,8 @@ def compare(
     if not specs:
         raise ValueError("schemes: needs at least one")
     rows = [_row(spec, final_norm) for spec in specs]
-    each = block if isinstance(block, Sequence) and not isinstance(block, str) else (block,)
     checks.integer("d", d, 2)
-    branches = initialised(tuple(map(branch_of, each)), init, d)  # type: ignore[arg-type]
+    branches = initialised(branches_of(block), init, d)
     tokens, seeds = checks.integer("tokens", tokens, 1), checks.integer("seeds", seeds, 1)
     options = {"norm": norm, "eps": 0.0, "dtype": precision.resolve(dtype)}
     stacks = [Stack.make(row, branches, depth, d, final_norm=final, **options) for _, row, final in rows]
@@ -231,9 +230,8 @@ def _measured(stack: Stack, tokens: int, watched: bool, seeds: int, key: int) ->
     with precision.scope(stack.dtype):
         keys = jax.random.split(jax.random.key(key), seeds)
         numbers = stack.multipliers()
-        if (
-            stack.scheme.of_power and stack.mixes and tokens > 1
-        ):  # as Admin does: one pass forward, ω = 1, to see the branches
+        if stack.scheme.of_power and stack.mixes and tokens > 1:
+            # as Admin does: one pass forward, ω = 1, to see the branches
             numbers = numbers._replace(alpha=np.ones_like(numbers.alpha))
             rms = np.asarray(measure(shape, tokens, watched, numbers, keys[:1])["branch_rms"][0])
             numbers = stack.multipliers(np.mean(rms[: stack.sublayers].reshape(numbers.alpha.shape) ** 2, 0).tolist())

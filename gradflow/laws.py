@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradflow import checks, precision
-from gradflow.branches import Branch, branch_of
+from gradflow.branches import Branch, branches_of, of_one_token, powers_of
 from gradflow.factors import Profile, backward_sum, safe_log
 from gradflow.leading import LENGTHS, leading
 from gradflow.numeric import to_jax
@@ -238,7 +238,7 @@ def law(
     centred = float(checks.one_of("norm", norm, (*LENGTHS, "dyt", "none")) == "layernorm")
     width = np.inf if d is None else float(checks.integer("d", d, 2 + int(centred)))
     with precision.scope("float64"):
-        powers = [b.moments().q for b in branches] if row.of_power else [1.0] * len(branches)
+        powers = powers_of(branches) if row.of_power else [1.0] * len(branches)
         numbers = row.multipliers(depth * len(branches), powers)
         if not numbers.alpha.all():
             raise ValueError(f"scheme: {row.name!r} has α = 0, which leaves no skip path for a law to follow")
@@ -275,11 +275,8 @@ def law(
 
 def blocks_of(block: str | Branch | Sequence[str | Branch], tokens: int) -> tuple[Branch, ...]:
     """The branches of a block as the law knows them: of one token, attention is W_O W_V."""
-    each = block if isinstance(block, Sequence) and not isinstance(block, str) else (block,)
-    branches = tuple(map(branch_of, each))  # type: ignore[arg-type]
-    if not branches:
-        raise ValueError("block: needs at least one branch")
-    return tuple(getattr(b, "of_one_token", lambda b=b: b)() if tokens == 1 else b for b in branches)
+    branches = branches_of(block)
+    return of_one_token(branches) if tokens == 1 else branches
 
 
 def _plain(rows: dict[str, np.ndarray], frozen: bool) -> dict[str, np.ndarray]:

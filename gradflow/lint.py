@@ -15,9 +15,10 @@ from rich.text import Text
 
 from gradflow import precision
 from gradflow.architectures import Architecture
+from gradflow.branches import branches_of, powers_of
 from gradflow.factors import plain
 from gradflow.intervals import exp
-from gradflow.laws import ASSUMPTIONS, blocks_of, law
+from gradflow.laws import ASSUMPTIONS, law
 from gradflow.leading import norm_powers
 from gradflow.lint_constants import Case, Finding
 from gradflow.lint_rules import RULES
@@ -131,7 +132,7 @@ def lint(architecture: Architecture, max_ratio: float | None = None) -> Findings
     powers = [1.0] * len(architecture.block)
     if row.of_power:
         with precision.scope("float64"):
-            powers = [branch.moments().q for branch in blocks_of(architecture.block, 1)]
+            powers = powers_of(branches_of(architecture.block))
     numbers = row.multipliers(architecture.sublayers, powers)
     case = Case(architecture, row, numbers, both, figures_of(architecture), max_ratio)
     found = [finding for rule in RULES for finding in rule(case)]

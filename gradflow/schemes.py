@@ -7,7 +7,7 @@ expressions in l (the sub-layer, from 1), S (their number), b (the block, from 1
 before l). Constants: THEORY.md §5; papers count transformer blocks of two sub-layers where the rows count S.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -281,8 +281,3 @@ def scheme_of(spec: str | Scheme) -> Scheme:
         return spec
     name = checks.one_of("scheme", spec, (*BY_NAME, *ALIASES))
     return BY_NAME[ALIASES.get(name, name)]
-
-
-def schemes_of(specs: Iterable[str | Scheme]) -> tuple[Scheme, ...]:
-    """Several rows, each once."""
-    return tuple(dict.fromkeys(map(scheme_of, specs)))

@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from gradflow import checks, precision
-from gradflow.branches import Branch, Params, branch_of, with_gains
+from gradflow.branches import Branch, Params, branches_of, powers_of, with_gains
 from gradflow.jacobian import Slots, SublayerJacobian
 from gradflow.norms import BY_NAME, AnyNorm
 from gradflow.scaling import rescale
@@ -220,10 +220,7 @@ class Stack:
         ValueError
             For an unknown name (with near ones), depth < 1, d < 2, or d < 3 under LayerNorm.
         """
-        block = (block,) if not isinstance(block, tuple | list) else tuple(block)
-        if not block:
-            raise ValueError("block: needs at least one branch")
-        stack = cls(scheme_of(scheme), tuple(map(branch_of, block)), depth, d, **options)
+        stack = cls(scheme_of(scheme), branches_of(block), depth, d, **options)
         checks.integer("depth", depth, 1)
         checks.one_of("norm", stack.norm, (*BY_NAME, "none"))
         for branch in stack.block:
@@ -302,8 +299,7 @@ class Stack:
             q_f of each branch of a block, where the scheme takes it; by default the branches' moments, attention's of one token.
         """
         if powers is None:
-            each = [getattr(b, "of_one_token", lambda b=b: b)() for b in self.block] if self.scheme.of_power else []
-            powers = [branch.moments().q for branch in each] or [1.0] * len(self.block)
+            powers = powers_of(self.block) if self.scheme.of_power else [1.0] * len(self.block)
         shape = (self.depth, len(self.block))
         found = self.scheme.multipliers(self.sublayers, powers)
         return Multipliers(*(values.reshape(shape).astype(self.dtype) for values in found))
