@@ -12,6 +12,8 @@ from jaxtyping import Array, Float
 from gradflow import precision
 
 Params = dict[str, Array]
+State = Float[Array, "tokens d"]
+Basis = Float[Array, "tokens d k"]
 
 
 def gaussian(key: Array, shape: tuple[int, ...], std: float, dtype: Any) -> Array:
