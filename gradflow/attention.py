@@ -7,12 +7,24 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float
 
 from gradflow import checks
 from gradflow.matrices import Basis, Params, State, gaussian, linear
 from gradflow.mlp import MLP
 from gradflow.symbolic import moments as symbolic
+
+BASE = 10_000.0
+
+
+def _rotated(x: Float[Array, "heads tokens k"]) -> Float[Array, "heads tokens k"]:
+    """Each pair of halves turned by position times its frequency BASE^(−2i/k)."""
+    tokens, half = x.shape[-2], x.shape[-1] // 2
+    angles = jnp.outer(jnp.arange(tokens, dtype=x.dtype), BASE ** -(jnp.arange(half, dtype=x.dtype) / half))
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], -1)
 
 
 @dataclass(frozen=True)
@@ -27,12 +39,18 @@ class Attention:
         Whether a token sees itself and earlier tokens only.
     gain, gain_in : float
         On W_O, and on W_Q, W_K, W_V.
+    qk_norm : bool
+        RMSNorm on the queries and keys of every head (Henry et al. 2020, 2010.04245; as in OLMo 2, Gemma 3).
+    rope : bool
+        Rotary positions, base 10,000, halves paired (Su et al. 2021, 2104.09864).
     """
 
     heads: int | None = None
     causal: bool = False
     gain: float = 1.0
     gain_in: float = 1.0
+    qk_norm: bool = False
+    rope: bool = False
     tokenwise = False
     matrices = ("_q", "_k", "_v", "_o")
     inner, outer = ("w_v",), ("w_o",)
@@ -43,8 +61,9 @@ class Attention:
 
     @property
     def name(self) -> str:
-        """``attention`` or ``attention:causal``."""
-        return "attention:causal" if self.causal else "attention"
+        """``attention``, with ``:causal``, ``:rope``, ``:qk-norm`` behind it as it has them."""
+        options = {"causal": self.causal, "rope": self.rope, "qk-norm": self.qk_norm}
+        return ":".join(["attention", *(name for name, on in options.items() if on)])
 
     def heads_of(self, d: int) -> int:
         """Number of heads at width ``d``.
@@ -76,6 +95,10 @@ class Attention:
             return linear(params, name, x).reshape(tokens, heads, d // heads).swapaxes(0, 1)
 
         q, k, v = (split(name) for name in ("_q", "_k", "_v"))
+        if self.qk_norm:
+            q, k = (t * jax.lax.rsqrt(jnp.mean(t**2, -1, keepdims=True)) for t in (q, k))
+        if self.rope:
+            q, k = (_rotated(t) for t in (q, k))
         logits = jnp.einsum("hik,hjk->hij", q, k) / math.sqrt(d // heads)
         seen = jnp.tri(tokens, dtype=bool) if self.causal else None
         if "mask" in params:
@@ -84,6 +107,17 @@ class Attention:
             logits = jnp.where(seen, logits, jnp.finfo(logits.dtype).min)
         mixed = jnp.einsum("hij,hjk->ihk", jax.nn.softmax(logits), v)
         return linear(params, "_o", mixed.reshape(tokens, d))
+
+    def score_gain(self, power: Any) -> Any:
+        """Power gain of W_Q, and of W_K, as the logits see it, for inputs of that power."""
+        return 1 / power if self.qk_norm else self.gain_in**2
+
+    def turn(self, tokens: int) -> Float[np.ndarray, "tokens tokens"]:
+        """What rotary positions leave of the logits' covariance at distance i − j: mean cos((i − j) θ), many frequencies."""
+        apart = np.subtract.outer(np.arange(tokens), np.arange(tokens))
+        if not self.rope:
+            return np.ones(apart.shape)
+        return np.mean(np.cos(apart[..., None] * BASE ** -((np.arange(512) + 0.5) / 512)), -1)
 
     def push(self, params: Params, x: State, basis: Basis) -> Basis:
         """``F`` by one linearisation, mapped over directions."""

@@ -5,6 +5,7 @@ zero-mean Gaussians at unit gain (Var W = 1/fan_in); ``gain`` multiplies the las
 Given weights may bring a bias ``b_*`` beside each matrix ``w_*``, and attention a ``mask`` over keys.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,8 +14,9 @@ from typing import Any, Protocol
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from gradflow import checks
+from gradflow import checks, kernels
 from gradflow.attention import Attention
+from gradflow.kernels import Kernel
 from gradflow.matrices import Basis, Params, State, gaussian, linear
 from gradflow.mlp import MLP
 from gradflow.symbolic import moments as symbolic
@@ -67,6 +69,10 @@ class Branch(Protocol):
         """Σ‖dL/dW‖²/(‖v‖² d) over its matrices, v = dL/df, at that input power; ``inner``, ``outer``: the scheme's gains."""
         ...
 
+    def pairs(self, power: Any, inner: Any, outer: Any) -> Kernel:
+        """What `moments_at` and `weight_power` say of one token, said of two, by the angle between them (`gradflow.kernels`)."""
+        ...
+
 
 @dataclass(frozen=True)
 class Linear:
@@ -101,6 +107,11 @@ class Linear:
     def weight_power(self, power: Any, inner: Any, outer: Any) -> Any:
         """‖dL/dW‖² = ‖v‖²‖x‖²."""
         return power
+
+    def pairs(self, power: Any, inner: Any, outer: Any) -> Kernel:
+        """Cosines are kept."""
+        gain, cosines = power * (self.gain * outer) ** 2, jnp.cos(kernels.angles())
+        return kernels.interpolated(gain * cosines, gain, power * cosines)
 
 
 @dataclass(frozen=True)
@@ -137,12 +148,20 @@ class Bias:
         """No matrix, no gradient."""
         return 0 * power
 
+    def pairs(self, power: Any, inner: Any, outer: Any) -> Kernel:
+        """The same b at every token."""
+        return kernels.interpolated((self.gain * outer) ** 2 + 0 * power, 0.0, 0.0)
+
 
 BRANCHES: dict[str, Any] = {  # Branch by name
     "linear": Linear(),
     "bias": Bias(),
     **{mlp.name: mlp for gated in (False, True) for mlp in (MLP(name, gated=gated) for name in symbolic.ACTIVATIONS)},
-    **{branch.name: branch for branch in (Attention(), Attention(causal=True))},
+    **{
+        branch.name: branch
+        for causal, rope, qk_norm in itertools.product((False, True), repeat=3)
+        for branch in (Attention(causal=causal, rope=rope, qk_norm=qk_norm),)
+    },
 }
 
 

@@ -70,3 +70,19 @@ def finite(argument: str, array: np.ndarray) -> np.ndarray:
         where = tuple(int(i) for i in np.argwhere(bad)[0])
         raise ValueError(f"{argument}: holds {int(bad.sum())} NaN or infinite entries, the first at index {where}")
     return array
+
+
+def cosine(argument: str, value: object, tokens: int) -> float:
+    """Return ``value`` as a float that ``tokens`` vectors can all have as their mutual cosine: from −1/(tokens − 1) to 1."""
+    try:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        number = math.nan
+    if tokens == 1:
+        if number != 0:
+            raise ValueError(f"{argument}: one token has no other to have a cosine with; give tokens, or leave it at 0")
+    elif isinstance(value, bool) or not -1 / (tokens - 1) <= number <= 1:
+        raise ValueError(
+            f"{argument}: {tokens} tokens can share a cosine from {-1 / (tokens - 1):.3g} to 1, got {value!r}"
+        )
+    return number

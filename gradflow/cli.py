@@ -323,7 +323,9 @@ def compare(
     norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
     init: Annotated[str, typer.Option(help="unit, xavier, he, gpt2 or torch.")] = "unit",
     final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer, in all.")] = False,
-    tokens: Annotated[int, typer.Option(help="Tokens; of one, attention is W_O W_V and has a law.")] = 1,
+    tokens: Annotated[int, typer.Option(help="Tokens; of one, attention is W_O W_V.")] = 1,
+    token_cosine: Annotated[float, typer.Option(help="Cosine of every two tokens of the input.")] = 0.0,
+    cotangent_cosine: Annotated[float, typer.Option(help="Cosine of every two tokens' cotangents.")] = 0.0,
     seeds: Annotated[int, typer.Option(help="Networks to measure.")] = 4,
     key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
     dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
@@ -337,6 +339,7 @@ def compare(
     shell.check_plot(plot)
     names = list(BY_NAME) if schemes == ["all"] else schemes
     options = {"norm": norm, "init": init, "final_norm": final_norm, "tokens": tokens, "seeds": seeds, "key": key}
+    options |= {"token_cosine": token_cosine, "cotangent_cosine": cotangent_cosine}
     with shell.progress("measuring schemes") as progress:
         result = comparisons.compare(names, block.split(","), depth, d, **options, dtype=dtype, progress=progress)
     shell.emit(result, comparison_report.table(result), as_json, plot)

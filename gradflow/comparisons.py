@@ -3,7 +3,7 @@
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -130,13 +130,32 @@ def spread(values: np.ndarray) -> float:
     return float(alive.max() / alive.min()) if alive.size else np.nan
 
 
+class Tokens(NamedTuple):
+    """How many there are, and the cosine of every two: of the input, and of the cotangents at the output."""
+
+    number: int
+    cosine: float = 0.0
+    cotangent_cosine: float = 0.0
+
+    def draw(self, key: Array, cosine: float, stack: Stack) -> Array:
+        """Gaussian vectors of that cosine, (tokens, d)."""
+        own = precision.normal(key, (self.number, stack.d), stack.dtype)
+        if cosine == 0:
+            return own
+        # √(1 − c)·own + a·mean has the covariance c off the diagonal, whatever the sign of c
+        n, mean = self.number, jnp.mean(own, 0)
+        common = (1 + (n - 1) * cosine) ** 0.5 - (1 - cosine) ** 0.5
+        return (1 - cosine) ** 0.5 * own + common * mean
+
+
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def measure(stack: Stack, tokens: int, watched: bool, numbers: Multipliers, keys: Array) -> dict[str, Array]:
+def measure(stack: Stack, tokens: Tokens, watched: bool, numbers: Multipliers, keys: Array) -> dict[str, Array]:
     """Rows of random networks of a shape, one after another; each with an input of unit rms and a Gaussian cotangent."""
 
     def one(key: Array) -> dict[str, Array]:
         k_x, k_weights, k_cotangent = jax.random.split(key, 3)
-        x, cotangent = (precision.normal(k, (tokens, stack.d), stack.dtype) for k in (k_x, k_cotangent))
+        x = tokens.draw(k_x, tokens.cosine, stack)
+        cotangent = tokens.draw(k_cotangent, tokens.cotangent_cosine, stack)
         x = x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True))
         return probes.profile(stack, Drawn(k_weights, None, numbers), x, cotangent, watched)[2]
 
@@ -153,6 +172,8 @@ def compare(
     init: str = "unit",
     final_norm: bool = False,
     tokens: int = 1,
+    token_cosine: float = 0.0,
+    cotangent_cosine: float = 0.0,
     seeds: int = 4,
     key: int = 0,
     dtype: str = "float64",
@@ -165,7 +186,7 @@ def compare(
     schemes : sequence of str or Scheme
         Rows of the catalogue or of one's own; ``"pre-ln+final"`` is the row with a final norm.
     block : str, Branch, or a sequence of them
-        Branches of one block. Of one token attention is W_O W_V; of several it has no law, and is measured alone.
+        Branches of one block. Of one token attention is W_O W_V.
     depth, d : int
         Blocks, and width.
     norm : {"layernorm", "rms", "rms-outside", "unit", "dyt", "none"}
@@ -176,6 +197,8 @@ def compare(
         Whether a norm follows the last sub-layer, in all schemes.
     tokens, seeds, key : int
         Tokens of the state, each of unit rms; networks measured; the integer that all randomness comes from.
+    token_cosine, cotangent_cosine : float
+        Cosine of every two tokens of the input, and of the cotangents that they get.
     dtype : {"float64", "float32"}
         Of all arrays.
     progress : callable, optional
@@ -196,7 +219,9 @@ def compare(
     rows = [_row(spec, final_norm) for spec in specs]
     checks.integer("d", d, 2)
     branches = initialised(branches_of(block), init, d)
-    tokens, seeds = checks.integer("tokens", tokens, 1), checks.integer("seeds", seeds, 1)
+    number, seeds = checks.integer("tokens", tokens, 1), checks.integer("seeds", seeds, 1)
+    cosines = {"token_cosine": token_cosine, "cotangent_cosine": cotangent_cosine}
+    drawn = Tokens(number, *(checks.cosine(name, value, number) for name, value in cosines.items()))
     options = {"norm": norm, "eps": 0.0, "dtype": precision.resolve(dtype)}
     stacks = [Stack.make(row, branches, depth, d, final_norm=final, **options) for _, row, final in rows]
     watched = all(hasattr(branch, "matrices") for branch in branches)
@@ -204,12 +229,10 @@ def compare(
     for i, ((name, row, _), stack) in enumerate(zip(rows, stacks, strict=True)):
         if progress:
             progress(i, len(rows))
-        entries.append(
-            Entry(name, row, _measured(stack, tokens, watched, seeds, checks.key(key)), *_law(stack, tokens))
-        )
+        entries.append(Entry(name, row, _measured(stack, drawn, watched, seeds, checks.key(key)), *_law(stack, drawn)))
     if progress:
         progress(len(rows), len(rows))
-    settings = stacks[0].settings() | {"init": init, "tokens": tokens, "seeds": seeds, "key": key}
+    settings = stacks[0].settings() | {"init": init, "tokens": number, **cosines, "seeds": seeds, "key": key}
     settings["final_norm"] = final_norm
     settings["block"] = len(branches)
     for name in ("scheme", "equation"):
@@ -225,24 +248,25 @@ def _row(spec: str | Scheme, final: bool) -> tuple[str, Scheme, bool]:
     return spec if isinstance(spec, str) else row.name, row, bool(final)
 
 
-def _measured(stack: Stack, tokens: int, watched: bool, seeds: int, key: int) -> Profile:
+def _measured(stack: Stack, tokens: Tokens, watched: bool, seeds: int, key: int) -> Profile:
     shape = replace(stack, scheme=stack.scheme.shape)
     with precision.scope(stack.dtype):
         keys = jax.random.split(jax.random.key(key), seeds)
         numbers = stack.multipliers()
-        if stack.scheme.of_power and stack.mixes and tokens > 1:
+        if stack.scheme.of_power and stack.mixes and tokens.number > 1:
             # as Admin does: one pass forward, ω = 1, to see the branches
             numbers = numbers._replace(alpha=np.ones_like(numbers.alpha))
             rms = np.asarray(measure(shape, tokens, watched, numbers, keys[:1])["branch_rms"][0])
             numbers = stack.multipliers(np.mean(rms[: stack.sublayers].reshape(numbers.alpha.shape) ** 2, 0).tolist())
         found = measure(shape, tokens, watched, numbers, keys)
-    names, settings = profiles.labels(stack), {"what": "measured", **stack.settings(), "tokens": tokens}
+    names, settings = profiles.labels(stack), {"what": "measured", **stack.settings(), "tokens": tokens.number}
     return Profile.from_rows({name: np.asarray(leaf) for name, leaf in found.items()}, names, settings)
 
 
-def _law(stack: Stack, tokens: int) -> tuple[Profile | None, str]:
+def _law(stack: Stack, tokens: Tokens) -> tuple[Profile | None, str]:
     """The law's profile, or why there is none."""
-    options = {"d": stack.d, "norm": stack.norm, "final_norm": stack.final_norm, "tokens": tokens}
+    options = {"d": stack.d, "norm": stack.norm, "final_norm": stack.final_norm, "tokens": tokens.number}
+    options |= {"token_cosine": tokens.cosine, "cotangent_cosine": tokens.cotangent_cosine}
     try:
         return laws.law(stack.scheme, stack.block, stack.depth, **options), ""
     except ValueError as error:

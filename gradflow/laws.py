@@ -13,12 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradflow import checks, precision
+from gradflow import checks, precision, token_laws
 from gradflow.branches import Branch, branches_of, of_one_token, powers_of
 from gradflow.factors import Profile, backward_sum, safe_log
 from gradflow.leading import LENGTHS, leading
 from gradflow.numeric import to_jax
-from gradflow.schemes import Multipliers, Scheme, scheme_of
+from gradflow.schemes import ONE, Multipliers, Scheme, scheme_of
 from gradflow.symbolic import depth as symbolic
 from gradflow.symbolic import moments as gaussian
 
@@ -26,6 +26,8 @@ ASSUMPTIONS = (
     "iid zero-mean Gaussian weights, unit-rms isotropic input, ε = 0, independent tokens, L ≪ d; typical (mean-log) values "
     "with the 1/d term; the spread is over networks"
 )
+
+NO_SKIP = "scheme: {!r} has α = 0, which leaves no skip path for a law to follow"
 
 Rows = dict[str, jax.Array]
 _NAMES = tuple(f.name for f in dataclasses.fields(symbolic.SublayerLaw))
@@ -196,6 +198,8 @@ def law(
     norm: str = "layernorm",
     final_norm: bool = False,
     tokens: int = 1,
+    token_cosine: float = 0.0,
+    cotangent_cosine: float = 0.0,
     probes: float = 1,
 ) -> Profile:
     """Predict the profile of a stack at initialisation, without building it.
@@ -218,6 +222,9 @@ def law(
         Independent tokens and cotangents that are pooled; ``math.inf`` probes give the rms gain over all directions. For
         several tokens the spread is a lower bound where E φ ≠ 0 (ReLU, GELU, SiLU): the part of f that all tokens share
         does not average out (seen: 1.2 times for 4 GELU tokens, 1.5 on the trunk for 8). The typical values hold.
+    token_cosine, cotangent_cosine : float
+        Cosine of every two tokens of the input, and of the cotangents that they get. Where one is not 0, or attention mixes
+        several tokens, the law follows their Gram, at leading order, without a spread (derived in ``derive("attention")``).
 
     Returns
     -------
@@ -237,20 +244,22 @@ def law(
     checks.integer("depth", depth, 1)
     centred = float(checks.one_of("norm", norm, (*LENGTHS, "dyt", "none")) == "layernorm")
     width = np.inf if d is None else float(checks.integer("d", d, 2 + int(centred)))
+    cosines = {"token_cosine": token_cosine, "cotangent_cosine": cotangent_cosine}
+    for name, value in cosines.items():
+        checks.cosine(name, value, tokens)
+    if any(cosines.values()) or not all(b.tokenwise for b in branches):
+        with precision.scope("float64"):
+            return _of_tokens(row, branches, depth, d, norm, bool(final_norm), tokens, cosines)
     with precision.scope("float64"):
         powers = powers_of(branches) if row.of_power else [1.0] * len(branches)
         numbers = row.multipliers(depth * len(branches), powers)
         if not numbers.alpha.all():
-            raise ValueError(f"scheme: {row.name!r} has α = 0, which leaves no skip path for a law to follow")
+            raise ValueError(NO_SKIP.format(row.name))
         case = Case(branches, numbers, row.norm_out, centred, bool(final_norm), width, tokens, probes)
         refined = row.then is None and row.norm_in != row.norm_out and not row.norm_branch and norm in LENGTHS
         first = leading(row, numbers, branches, depth, norm, case.final)
-        lost = ~np.isfinite(first["Q"] + first["net"])
-        if lost.any() and not refined:
-            raise ValueError(
-                f"depth: the stream of {row.name!r} leaves the range of float64 at sub-layer {int(lost.argmax()) + 1}; "
-                "use fewer layers, a smaller residual scale, or a norm"
-            )
+        if not refined:
+            _in_range(row, first["Q"] + first["net"])
         curves = [_curve(case, frozen) if refined else _plain(first, frozen) for frozen in (False, True)]
     settings = {
         "what": "law",
@@ -265,10 +274,68 @@ def law(
         "assumptions": ASSUMPTIONS,
     }
     found = _profile(curves[0], curves[1], labels(len(numbers.alpha), case.final), settings)
+    return _with_weights(found, first["weights"], tokens, d)
+
+
+def _of_tokens(
+    row: Scheme,
+    branches: tuple[Branch, ...],
+    depth: int,
+    d: int | None,
+    norm: str,
+    final: bool,
+    tokens: int,
+    cosines: dict[str, float],
+) -> Profile:
+    """The law of tokens that a branch mixes, or that have a cosine."""
+
+    def follow(numbers: Multipliers) -> dict[str, np.ndarray]:
+        return token_laws.follow(row, numbers, branches, depth, norm, final, tokens, *cosines.values())
+
+    sublayers, powers = depth * len(branches), [1.0] * len(branches)
+    if row.of_power:  # as Admin does: one pass with ω = 1, to see the branches
+        added = follow(dataclasses.replace(row, alpha=ONE).multipliers(sublayers))["added"]
+        powers = added[:sublayers].reshape(depth, -1).mean(0).tolist()
+    numbers = row.multipliers(sublayers, powers)
+    if not numbers.alpha.all():
+        raise ValueError(NO_SKIP.format(row.name))
+    rows = follow(numbers)
+    _in_range(row, rows["Q"] + rows["back"])
+    settings = {
+        "what": "law",
+        "scheme": row.name,
+        "block": [b.name for b in branches],
+        "depth": depth,
+        "d": d,
+        "norm": norm,
+        "final_norm": final,
+        "tokens": tokens,
+        **cosines,
+        "order": "leading",
+        "assumptions": token_laws.ASSUMPTIONS,
+    }
+    curves = [_plain(rows | {"norm": rows[name]}, name == "trunk_norm") for name in ("norm", "trunk_norm")]
+    found = _profile(curves[0], curves[1], labels(sublayers, final), settings)
+    more = {name: rows[name][None] for name in ("stream_cosine", "token_cosine", "gradient_cosine")}
+    return _with_weights(dataclasses.replace(found, **more), rows["weights"], tokens, d)
+
+
+def _in_range(row: Scheme, values: np.ndarray) -> None:
+    lost = ~np.isfinite(values)
+    if lost.any():
+        raise ValueError(
+            f"depth: the stream of {row.name!r} leaves the range of float64 at sub-layer {int(lost.argmax()) + 1}; "
+            "use fewer layers, a smaller residual scale, or a norm"
+        )
+
+
+def _with_weights(found: Profile, weights: np.ndarray, tokens: int, d: int | None) -> Profile:
+    """With ‖dL/dW‖, where there is a width: a standard Gaussian cotangent has the power tokens·d, and W's gradient is v hᵀ, of
+    power ‖v‖²·d per unit of ``weights``.
+    """
     if d is None:
         return found
-    # a standard Gaussian cotangent has the power tokens·d; W's gradient is v hᵀ, of power ‖v‖²·d per unit of `weights`
-    log_power = safe_log(first["weights"]) + 2 * found.log_exact[0, 1:] + math.log(tokens) + 2 * math.log(d)
+    log_power = safe_log(weights) + 2 * found.log_exact[0, 1:] + math.log(tokens) + 2 * math.log(d)
     with np.errstate(over="ignore"):
         return dataclasses.replace(found, weight_grad=np.exp(log_power / 2)[None])
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import sympy
 from jaxtyping import Array, Float
 
-from gradflow import checks, precision
+from gradflow import checks, kernels, precision
+from gradflow.kernels import Kernel
 from gradflow.matrices import Basis, Params, State, gaussian, linear
 from gradflow.numeric import to_jax
 from gradflow.symbolic import moments as symbolic
@@ -124,3 +125,11 @@ class MLP:
         drawn = (self.gain_in * inner) ** 2
         unit = replace(self, gain=1.0, gain_in=1.0).moments_at(power * drawn)
         return self.ratio * unit.q + (self.gain * outer) ** 2 * unit.chi / drawn
+
+    def pairs(self, power: Any, inner: Any, outer: Any) -> Kernel:
+        """E h h' and E ∇h·∇h' by quadrature over two correlated Gaussians."""
+        drawn = (self.gain_in * inner) ** 2
+        value, slope = kernels.of_mlp(self.phi, self.gated, power * drawn)
+        last = (self.gain * outer) ** 2
+        weights = self.ratio * value + last * slope * jnp.cos(kernels.angles()) / drawn
+        return kernels.interpolated(last * value, last * slope, weights)
