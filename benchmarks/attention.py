@@ -41,14 +41,18 @@ def cases() -> list[Case]:
     """The four at full number, then what follows from them."""
     main = [Case(s, a) for s in BAND for a in ("attention", "attention:causal")]
     more = [
-        Case("post-ln", Attention(heads=heads, causal=causal), share=0.3) for heads in (4, 16) for causal in (False, True)
+        Case("post-ln", Attention(heads=heads, causal=causal), share=0.3)
+        for heads in (4, 16)
+        for causal in (False, True)
     ]
     more += [Case(s, a, "mlp:gelu", share=0.3) for s in BAND for a in ("attention", "attention:causal")]
     more += [Case(s, "attention", "glu:silu", share=0.3) for s in BAND]
     more += [Case(s, a, options={"init": "xavier"}, share=0.3) for s in BAND for a in ("attention", "attention:causal")]
     more += [Case(s, "attention", options={"cotangent_cosine": 1.0}, share=0.3) for s in BAND]
     more += [Case(s, "attention", options={"token_cosine": 0.5}, share=0.3) for s in BAND]
-    more += [Case("post-ln", f"attention:{o}", share=0.3) for o in ("qk-norm", "rope", "causal:rope", "causal:rope:qk-norm")]
+    more += [
+        Case("post-ln", f"attention:{o}", share=0.3) for o in ("qk-norm", "rope", "causal:rope", "causal:rope:qk-norm")
+    ]
     return main + more
 
 
