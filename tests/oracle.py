@@ -87,7 +87,18 @@ def norm(name, eps, x):
     return top(x) / length(x, eps)
 
 
-def attention(params, x, heads, causal=False, mask=None):
+def turned(vector, position):
+    """Halves paired, each pair turned by position · 10000^(−i/half)."""
+    half = vector.shape[-1] // 2
+    out = np.array(vector)
+    for i in range(half):
+        angle = position * 10_000.0 ** (-i / half)
+        a, b = vector[..., i], vector[..., half + i]
+        out[..., i], out[..., half + i] = a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)
+    return out
+
+
+def attention(params, x, heads, causal=False, mask=None, rope=False, qk_norm=False):
     """Multi-head attention, one head and one query at a time."""
     (tokens, d), rows = x.shape[-2:], []
     width = d // heads
@@ -102,6 +113,11 @@ def attention(params, x, heads, causal=False, mask=None):
             part = slice(h * width, (h + 1) * width)
             q = project("_q", part, x[..., i, :])
             k, v = (project(name, part, x[..., seen, :]) for name in ("_k", "_v"))
+            if qk_norm:
+                q, k = (t / np.sqrt(np.mean(t * t, -1, keepdims=True)) for t in (q, k))
+            if rope:
+                q = turned(q, i)
+                k = np.stack([turned(k[..., n, :], j) for n, j in enumerate(seen)], -2)
             score = np.exp((k * q[..., None, :]).sum(-1) / width**0.5)[..., None]
             parts.append((score * v).sum(-2) / score.sum(-2))
         rows.append(project("_o", slice(None), np.concatenate(parts, -1)))
@@ -111,7 +127,8 @@ def attention(params, x, heads, causal=False, mask=None):
 def branch(name, params, x, activation=None):
     """f(x) of the whole state, from the branch's name and weights."""
     if name.startswith("attention"):
-        return attention(params, x, math.gcd(x.shape[-1], 8), name.endswith("causal"))
+        options = {"causal": "causal" in name, "rope": "rope" in name, "qk_norm": "qk-norm" in name}
+        return attention(params, x, math.gcd(x.shape[-1], 8), **options)
     if name == "linear":
         return x @ params["w"].T
     if name == "bias":

@@ -144,3 +144,14 @@ def test_a_wrong_strength_of_the_norm_reading_moves_the_measurement(tamper):
     r = gradflow.contraction(depth=2, d=64, seeds=1, probes=1)
     assert r.settings["q_f"] == pytest.approx(4 * right, rel=1e-12)
     assert np.mean(r.profile.branch_rms**2) == pytest.approx(4 * right, rel=0.5)
+
+
+def test_a_wrong_overlap_of_two_rows_gives_a_wrong_law_of_attention(tamper):
+    from gradflow.symbolic import attention
+
+    def exact():
+        return gradflow.law("post-ln", "attention", 2, tokens=4).exact[0, 0]
+
+    right, derived = exact(), attention.overlap()
+    tamper(attention, "overlap", lambda: attention.Overlap(derived.values / 2, derived.scores))
+    assert abs(exact() / right - 1) > 0.05

@@ -26,6 +26,7 @@ _CATALOGUE = {
     "moments": "gradflow.symbolic.depth_derivation:gaussian_moments",
     "depth-law": "gradflow.symbolic.depth_derivation:depth_law",
     "end-to-end": "gradflow.symbolic.telescope:derivation",
+    "attention": "gradflow.symbolic.attention_derivation:derivation",
 }
 
 NAMES = tuple(_CATALOGUE)
