@@ -17,6 +17,7 @@ _PUBLIC = {
     "design": "gradflow.designs",
     "audit": "gradflow.audits",
     "profile": "gradflow.profiles",
+    "subspaces": "gradflow.splits",
     "derive": "gradflow.symbolic",
     "Audit": "gradflow.audits",
     "Comparison": "gradflow.comparisons",
@@ -28,6 +29,7 @@ _PUBLIC = {
     "Interval": "gradflow.intervals",
     "Scheme": "gradflow.schemes",
     "Stack": "gradflow.stack",
+    "Subspaces": "gradflow.splits",
 }
 _MODULES = ("adapters", "branches", "checkpoints", "norms", "schemes", "stack", "symbolic")
 
@@ -42,6 +44,7 @@ __all__ = [
     "Residual",
     "Scheme",
     "Stack",
+    "Subspaces",
     "__version__",
     "adapters",
     "audit",
@@ -57,6 +60,7 @@ __all__ = [
     "profile",
     "schemes",
     "stack",
+    "subspaces",
     "symbolic",
 ]
 
@@ -74,6 +78,7 @@ if TYPE_CHECKING:
     from gradflow.prescriptions import constants
     from gradflow.profiles import profile
     from gradflow.schemes import Scheme
+    from gradflow.splits import Subspaces, subspaces
     from gradflow.stack import Stack
     from gradflow.symbolic import derive
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from gradflow import checks
-from gradflow.flow import Rows, backward, bare_row, norm_row, normalised, ratio, rms
+from gradflow.flow import Rows, backward, bare_row, norm_row, normalised, ratio, rms, token_cosine
 from gradflow.jacobian import SublayerJacobian
 from gradflow.norms import BY_NAME, AnyJacobian, AnyNorm
 from gradflow.scaling import frobenius
@@ -196,7 +196,8 @@ def sweep(steps: Sequence[Step], cotangents: Array) -> Rows:
         with _naming(step.name):
             g, w, row = _back(step, g, w)
         rows.insert(0, row)
-    return {name: jnp.stack([jnp.asarray(row[name]) for row in rows]) for name in rows[0]}
+    found = {name: jnp.stack([jnp.asarray(row[name]) for row in rows]) for name in rows[0]}
+    return found | {"input_gradient_cosine": token_cosine(g)}
 
 
 def outline(items: Sequence[Item], state: Any) -> tuple[Any, tuple[str, ...]]:

@@ -315,6 +315,34 @@ def profile(
 
 
 @app.command()
+def subspaces(
+    scheme: Annotated[str, typer.Argument(help="A row of the catalogue.")] = "post-ln",
+    block: Annotated[str, typer.Option(help="Branches of one block.")] = "attention,mlp:gelu",
+    depth: Annotated[int, typer.Option(help="Blocks.")] = 12,
+    d: Annotated[int, typer.Option(help="Width.")] = 256,
+    tokens: Annotated[int, typer.Option(help="Tokens of the state.")] = 32,
+    token_cosine: Annotated[float, typer.Option(help="Cosine of every two tokens of the input.")] = 0.0,
+    norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
+    final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
+    seeds: Annotated[int, typer.Option(help="Random networks to measure.")] = 4,
+    key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
+    dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
+) -> None:
+    """Gain of what tokens have in common, and of what differs between them."""
+    from gradflow import precision, split_report
+    from gradflow.splits import subspaces as split
+    from gradflow.stack import Stack
+
+    shell.check_plot(plot)
+    options = {"norm": norm, "eps": 0.0, "final_norm": final_norm, "dtype": precision.resolve(dtype)}
+    stack = Stack.make(scheme, block.split(","), depth, d, **options)
+    result = split(stack, tokens=tokens, token_cosine=token_cosine, seeds=seeds, key=key)
+    shell.emit(result, split_report.table(result), as_json, plot)
+
+
+@app.command()
 def compare(
     schemes: Annotated[list[str], typer.Argument(help="post-ln, pre-ln, pre-ln+final, deepnorm, …; or all.")],
     block: Annotated[str, typer.Option(help="Branches of one block.")] = "attention,mlp:gelu",

@@ -40,6 +40,8 @@ class Profile:
     alignment : cosine of the arriving gradient with û, pooled over tokens: what the projection really deletes
     mean_component : the same for the direction 1, which LayerNorm deletes too
     token_cosine, gradient_cosine : mean cosine of two tokens of x, and of their gradients; NaN for one token
+    input_gradient_cosine : (seeds,)
+        The same of the gradients at the network's input.
     trunk_projection, trunk_alignment : projection and alignment along the trunk vector
     radius_gain : 1/‖u‖, rms over tokens
     branch_return : ‖(βF…)ᵀ v‖/‖v‖, the part of the gradient that comes back through the branch
@@ -75,6 +77,7 @@ class Profile:
     mean_component: np.ndarray | None = None
     token_cosine: np.ndarray | None = None
     gradient_cosine: np.ndarray | None = None
+    input_gradient_cosine: np.ndarray | None = None
     trunk_projection: np.ndarray | None = None
     trunk_alignment: np.ndarray | None = None
     radius_gain: np.ndarray | None = None
@@ -110,6 +113,21 @@ class Profile:
     def bound(self) -> np.ndarray:
         """The article's ∏ (1/‖u‖)(1 − c), (seeds, S + 1)."""
         return exp(self.log_bound)
+
+    @property
+    def consensus(self) -> np.ndarray:
+        """Share of the gradient's power that all tokens have in common, (seeds, S + 1): T‖mean g‖²/Σ‖g_i‖², by the cosines.
+
+        Raises
+        ------
+        ValueError
+            If the profile does not follow the tokens' cosines.
+        """
+        if self.gradient_cosine is None or self.input_gradient_cosine is None:
+            raise ValueError("consensus: this profile has no gradient_cosine")
+        tokens = np.reshape(self.settings["tokens"], (-1, 1))
+        cosine = np.concatenate([self.input_gradient_cosine[:, None], self.gradient_cosine], 1)
+        return np.where(tokens == 1, 1.0, (1 + (tokens - 1) * cosine) / tokens)
 
     def summary(self, name: str) -> Summary:
         """Summarise a figure over seeds.

@@ -201,7 +201,7 @@ def flow(stack: Stack, weights: Weights, trajectory: Trajectory, cotangents: Cot
 
     Returns
     -------
-    dict of (S,) arrays, or (S + 1,) with a final norm, from input to output
+    dict of (S,) arrays, or (S + 1,) with a final norm, from input to output; ``input_gradient_cosine`` is one number
     """
     assert trajectory.x is not None, "a trajectory without record has no states to sweep back through"
     g = w = normalised(cotangents)
@@ -225,6 +225,7 @@ def flow(stack: Stack, weights: Weights, trajectory: Trajectory, cotangents: Cot
 
     xs = trajectory.x.reshape(stack.depth, len(stack.block), *trajectory.x.shape[1:])
     inputs = (weights.along_depth(stack), *weights.multipliers(stack)[:2], xs)
-    _, rows = stack.over_depth(block, (g, w), inputs, reverse=True)
+    (g, _), rows = stack.over_depth(block, (g, w), inputs, reverse=True)
     rows = {name: leaf.reshape(stack.sublayers) for name, leaf in rows.items()}
-    return rows if last is None else append(rows, bare_row(last, trajectory.out, real))
+    rows = rows if last is None else append(rows, bare_row(last, trajectory.out, real))
+    return rows | {"input_gradient_cosine": token_cosine(g, real)}

@@ -29,6 +29,7 @@ ASSUMPTIONS = (
 
 NO_SKIP = "scheme: {!r} has α = 0, which leaves no skip path for a law to follow"
 
+COSINES = ("token_cosine", "gradient_cosine", "input_gradient_cosine")
 Rows = dict[str, jax.Array]
 _NAMES = tuple(f.name for f in dataclasses.fields(symbolic.SublayerLaw))
 
@@ -316,7 +317,7 @@ def _of_tokens(
     }
     curves = [_plain(rows | {"norm": rows[name]}, name == "trunk_norm") for name in ("norm", "trunk_norm")]
     found = _profile(curves[0], curves[1], labels(sublayers, final), settings)
-    more = {name: rows[name][None] for name in ("stream_cosine", "token_cosine", "gradient_cosine")}
+    more = {name: rows[name][None] for name in ("stream_cosine", *COSINES)}
     return _with_weights(dataclasses.replace(found, **more), rows["weights"], tokens, d)
 
 

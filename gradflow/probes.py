@@ -26,6 +26,7 @@ from gradflow.flow import (
     ratio,
     sublayer_row,
     through,
+    token_cosine,
 )
 from gradflow.norms import AnyJacobian, AnyNorm
 from gradflow.scaling import frobenius, rescale
@@ -190,7 +191,7 @@ def profile(
     rows = _rows(weights.multipliers(stack).alpha, noted, figures, frobenius(cotangent))
     if stack.final_norm:
         rows = append(rows, bare_row(dict(zip(ON_NORM, last, strict=True)), stream, real))
-    return out, gradient, rows
+    return out, gradient, rows | {"input_gradient_cosine": token_cosine(gradient, real)}
 
 
 def _rows(alpha: Array, noted: tuple[SublayerNotes, ...], figures: list[Rows], size: Array) -> Rows:

@@ -224,7 +224,8 @@ def follow(
         carry, figures = _back(part, carry, grams, *inputs, tables)
         rows.insert(0, {name: np.asarray(leaf).reshape(-1) for name, leaf in figures.items()})
     out = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
-    return out if last is None else {name: np.append(values, float(last[name])) for name, values in out.items()}
+    out = out if last is None else {name: np.append(values, float(last[name])) for name, values in out.items()}
+    return out | {"input_gradient_cosine": np.asarray(_cosine(layout, carry[0]))}
 
 
 def _final(part: TokenPart, X: Gram, gradient: Gram, trunk: jax.Array) -> tuple[tuple, Rows]:
