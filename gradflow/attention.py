@@ -11,13 +11,13 @@ from jaxtyping import Array, Float
 
 from gradflow import checks
 from gradflow.matrices import Basis, Params, State, gaussian, linear
-from gradflow.mlp import MLP
+from gradflow.mlp import MLP, hidden_norm, suffix
 from gradflow.symbolic import moments as symbolic
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Multi-head self-attention, f(x) = W_O concat_h softmax(QKᵀ/√(d/heads)) V, without dropout.
+    """Multi-head self-attention, f(x) = W_O N(concat_h softmax(QKᵀ/√(d/heads)) V), without dropout.
 
     Attributes
     ----------
@@ -27,12 +27,15 @@ class Attention:
         Whether a token sees itself and earlier tokens only.
     gain, gain_in : float
         On W_O, and on W_Q, W_K, W_V.
+    hidden_norm : {None, "layernorm", "rms"}
+        N before W_O, ε = 0: Sub-LN (Wang et al. 2022, 2210.06423).
     """
 
     heads: int | None = None
     causal: bool = False
     gain: float = 1.0
     gain_in: float = 1.0
+    hidden_norm: str | None = None
     tokenwise = False
     matrices = ("_q", "_k", "_v", "_o")
     inner, outer = ("w_v",), ("w_o",)
@@ -40,11 +43,12 @@ class Attention:
     def __post_init__(self) -> None:
         if self.heads is not None:
             checks.integer("heads", self.heads, 1)
+        suffix(self.hidden_norm)
 
     @property
     def name(self) -> str:
-        """``attention`` or ``attention:causal``."""
-        return "attention:causal" if self.causal else "attention"
+        """``attention`` or ``attention:causal``, and ``+NORM`` where one stands before W_O."""
+        return f"attention{':causal' if self.causal else ''}{suffix(self.hidden_norm)}"
 
     def heads_of(self, d: int) -> int:
         """Number of heads at width ``d``.
@@ -83,7 +87,7 @@ class Attention:
         if seen is not None:  # the least finite number, not −inf: a row that sees nothing stays finite
             logits = jnp.where(seen, logits, jnp.finfo(logits.dtype).min)
         mixed = jnp.einsum("hij,hjk->ihk", jax.nn.softmax(logits), v)
-        return linear(params, "_o", mixed.reshape(tokens, d))
+        return linear(params, "_o", hidden_norm(self.hidden_norm, mixed.reshape(tokens, d))[0])
 
     def push(self, params: Params, x: State, basis: Basis) -> Basis:
         """``F`` by one linearisation, mapped over directions."""
@@ -94,10 +98,10 @@ class Attention:
         """None of its own: attention mixes tokens, so that q_f and χ_f depend on their cosines."""
         raise ValueError(f"branch: the depth law of {self.name!r} is not derived; gradflow.profile measures it")
 
-    def moments_at(self, power: Any) -> symbolic.BranchMoments:
+    def moments_at(self, power: Any, inner: Any = 1.0, outer: Any = 1.0) -> symbolic.BranchMoments:
         """None of its own."""
         return self.moments()
 
     def of_one_token(self) -> MLP:
-        """What it is where a token sees itself alone: W_O W_V x."""
-        return MLP("linear", 1, self.gain, self.gain_in)
+        """What it is where a token sees itself alone: W_O N(W_V x)."""
+        return MLP("linear", 1, self.gain, self.gain_in, hidden_norm=self.hidden_norm)

@@ -80,7 +80,7 @@ class BranchMoments:
     covariance: float = 0.0
     cross: float = 0.0
 
-    def scaled(self, power: float) -> "BranchMoments":
+    def scaled(self, power: Any) -> "BranchMoments":
         """The moments of √power · f: those of second order scale with power, those of fourth with its square."""
         return BranchMoments(**{k: v * power ** POWERS[k] for k, v in vars(self).items()})
 
@@ -149,23 +149,42 @@ def half_line() -> tuple[np.ndarray, np.ndarray]:
 
 
 @functools.lru_cache
-def moments_at(phi: sympy.Expr, width_ratio: float, gated: bool = False) -> Callable[[Any], BranchMoments]:
-    """The same as a function of the input's mean square p (any shape, JAX), by quadrature of the same integrands."""
+def averages(expressions: tuple[sympy.Expr, ...]) -> Callable[[Any], list]:
+    """E over z of expressions in z and p, as functions of p (any shape, JAX), by quadrature."""
     import jax.numpy as jnp
 
     from gradflow.numeric import to_jax
 
-    means = to_jax((z, power), tuple(integrands(phi, gated).values()))
+    values = to_jax((z, power), expressions)
     points, weights = half_line()
 
-    def at(p: Any) -> BranchMoments:
+    def at(p: Any) -> list:
         p = jnp.asarray(p)[..., None]
-        halves = [means(sign * points, p) for sign in (1.0, -1.0)]
-        totals = [
+        halves = [values(sign * points, p) for sign in (1.0, -1.0)]
+        return [
             sum(jnp.broadcast_to(g, p.shape[:-1] + points.shape) @ weights for g in pair)
             for pair in zip(*halves, strict=True)
         ]
-        return _from_means(dict(zip(MEANS, totals, strict=True)), width_ratio)
+
+    return at
+
+
+@functools.lru_cache
+def moments_at(phi: sympy.Expr, width_ratio: float, gated: bool = False) -> Callable[[Any], BranchMoments]:
+    """The same as a function of the input's mean square p (any shape, JAX), by quadrature of the same integrands."""
+    means = averages(tuple(integrands(phi, gated).values()))
+    return lambda p: _from_means(dict(zip(MEANS, means(p), strict=True)), width_ratio)
+
+
+@functools.lru_cache
+def variance_at(phi: sympy.Expr) -> Callable[[Any], Any]:
+    """Var φ(√p z) as a function of p; φ is counted from φ(0), which at small p is nearly all of it."""
+    value = phi.subs(z, sympy.sqrt(power) * z) - phi.subs(z, 0)
+    means = averages((value**2, value))
+
+    def at(p: Any) -> Any:
+        square, mean = means(p)
+        return square - mean**2
 
     return at
 
