@@ -77,7 +77,7 @@ def moments_of(branch: Branch, rows: np.ndarray, where: np.ndarray) -> gaussian.
 
 @functools.partial(jax.jit, static_argnums=0)
 def _moments_at(branch: Branch, rows: jax.Array) -> tuple:
-    return jax.lax.map(lambda row: dataclasses.astuple(branch.moments_at(*row)), rows, batch_size=256)
+    return jax.lax.map(lambda row: dataclasses.astuple(branch.moments_at(*row)), rows)
 
 
 @functools.lru_cache
@@ -243,7 +243,8 @@ def law(
         if not numbers.alpha.all():
             raise ValueError(f"scheme: {row.name!r} has α = 0, which leaves no skip path for a law to follow")
         case = Case(branches, numbers, row.norm_out, centred, bool(final_norm), width, tokens, probes)
-        refined = row.then is None and row.norm_in != row.norm_out and not row.norm_branch and norm in LENGTHS
+        refined = d is not None and row.then is None and row.norm_in != row.norm_out and not row.norm_branch
+        refined = refined and norm in LENGTHS
         refined = refined and all(getattr(branch, "refined", True) for branch in branches)
         first = leading(row, numbers, branches, depth, norm, case.final)
         lost = ~np.isfinite(first["Q"] + first["net"])
@@ -262,7 +263,7 @@ def law(
         "norm": norm,
         "final_norm": case.final,
         "tokens": tokens,
-        "order": "with the 1/d term" if refined and d is not None else "leading",
+        "order": "with the 1/d term" if refined else "leading",
         "assumptions": ASSUMPTIONS,
     }
     found = _profile(curves[0], curves[1], labels(len(numbers.alpha), case.final), settings)

@@ -62,7 +62,7 @@ def _branch(branch: Branch, power: Any, inner: Any, outer: Any) -> tuple[Any, An
 
 @functools.partial(jax.jit, static_argnums=0)
 def _moments(branch: Branch, rows: jax.Array) -> jax.Array:
-    return jax.lax.map(lambda row: jnp.stack(_branch(branch, *row)), rows, batch_size=256)
+    return jax.lax.map(lambda row: jnp.stack(_branch(branch, *row)), rows)
 
 
 def distinct(*columns: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import mpmath
-import numpy as np
 import sympy
 
 z = sympy.Symbol("z", real=True)
@@ -92,6 +91,7 @@ POWERS = dict.fromkeys(BranchMoments.__dataclass_fields__, 1) | dict.fromkeys(
 
 
 MEANS = ("q", "chi", "defect", "overlap", "h4", "slope4", "both")
+CANCELLING = ("defect", "overlap")  # 0 at degree 1
 
 
 @functools.lru_cache
@@ -136,51 +136,21 @@ def mlp_moments(phi: sympy.Expr, width_ratio: float, gated: bool = False) -> Bra
 
 
 @functools.lru_cache
-def half_line() -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights of ∫₀^∞ g(z) N(z; 0, 1) dz: Gauss–Legendre on panels that halve towards 0.
-
-    A function of √p z that changes at the scale of 1 is smooth on every panel, whatever p is.
-    """
-    nodes, weights = np.polynomial.legendre.leggauss(12)
-    edges = np.concatenate([[0.0], 2.0 ** np.arange(-30.0, 2), np.arange(4.0, 14, 2)])
-    left, width = edges[:-1, None], np.diff(edges)[:, None]
-    points = left + width * (nodes + 1) / 2
-    return points.ravel(), (width * weights / 2 * np.exp(-(points**2) / 2) / np.sqrt(2 * np.pi)).ravel()
-
-
-@functools.lru_cache
-def averages(expressions: tuple[sympy.Expr, ...]) -> Callable[[Any], list]:
-    """E over z of expressions in z and p, as functions of p (any shape, JAX), by quadrature."""
-    import jax.numpy as jnp
-
-    from gradflow.numeric import to_jax
-
-    values = to_jax((z, power), expressions)
-    points, weights = half_line()
-
-    def at(p: Any) -> list:
-        p = jnp.asarray(p)[..., None]
-        halves = [values(sign * points, p) for sign in (1.0, -1.0)]
-        return [
-            sum(jnp.broadcast_to(g, p.shape[:-1] + points.shape) @ weights for g in pair)
-            for pair in zip(*halves, strict=True)
-        ]
-
-    return at
-
-
-@functools.lru_cache
 def moments_at(phi: sympy.Expr, width_ratio: float, gated: bool = False) -> Callable[[Any], BranchMoments]:
-    """The same as a function of the input's mean square p (any shape, JAX), by quadrature of the same integrands."""
-    means = averages(tuple(integrands(phi, gated).values()))
+    """The same as a function of the input's mean square p (any shape, JAX), from the same integrands."""
+    from gradflow.averages import averages
+
+    means = averages((z, power), tuple(integrands(phi, gated).values()), tuple(map(MEANS.index, CANCELLING)))
     return lambda p: _from_means(dict(zip(MEANS, means(p), strict=True)), width_ratio)
 
 
 @functools.lru_cache
 def variance_at(phi: sympy.Expr) -> Callable[[Any], Any]:
     """Var φ(√p z) as a function of p; φ is counted from φ(0), which at small p is nearly all of it."""
+    from gradflow.averages import averages
+
     value = phi.subs(z, sympy.sqrt(power) * z) - phi.subs(z, 0)
-    means = averages((value**2, value))
+    means = averages((z, power), (value**2, value), (1,))
 
     def at(p: Any) -> Any:
         square, mean = means(p)
