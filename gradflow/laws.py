@@ -16,6 +16,7 @@ import numpy as np
 from gradflow import checks, precision
 from gradflow.branches import Branch, branches_of, of_one_token, powers_of
 from gradflow.factors import Profile, backward_sum, safe_log
+from gradflow.inits import initialised
 from gradflow.leading import LENGTHS, distinct, leading
 from gradflow.numeric import to_jax
 from gradflow.schemes import Multipliers, Scheme, scheme_of
@@ -193,6 +194,7 @@ def law(
     *,
     d: int | None = None,
     norm: str = "layernorm",
+    init: str = "unit",
     final_norm: bool = False,
     tokens: int = 1,
     probes: float = 1,
@@ -212,6 +214,8 @@ def law(
         ``None`` is the leading order alone.
     norm : {"layernorm", "rms", "dyt", "none"}
         What fills the scheme's slots (ε = 0).
+    init : {"unit", "xavier", "he", "gpt2", "torch"}
+        Variance of the matrices before the scheme's own gains; torch's biases, of order 1/d, need ``d``.
     final_norm : bool
         Whether a norm follows the last sub-layer.
     tokens, probes
@@ -231,12 +235,12 @@ def law(
     """
     row = scheme_of(scheme)
     tokens = checks.integer("tokens", tokens, 1)
-    branches = blocks_of(block, tokens)
     if isinstance(probes, bool) or not probes >= 1:
         raise ValueError(f"probes: needs a number of at least 1, got {probes!r}")
     checks.integer("depth", depth, 1)
     centred = float(checks.one_of("norm", norm, (*LENGTHS, "dyt", "none")) == "layernorm")
     width = np.inf if d is None else float(checks.integer("d", d, 2 + int(centred)))
+    branches = blocks_of(initialised(branches_of(block), init, d), tokens)
     with precision.scope("float64"):
         powers = powers_of(branches) if row.of_power else [1.0] * len(branches)
         numbers = row.multipliers(depth * len(branches), powers)
@@ -261,6 +265,7 @@ def law(
         "depth": depth,
         "d": d,
         "norm": norm,
+        "init": init,
         "final_norm": case.final,
         "tokens": tokens,
         "order": "with the 1/d term" if refined else "leading",
