@@ -139,23 +139,30 @@ class Bias:
         return 0 * power
 
 
-_NORMS = (None, *HIDDEN_NORMS)
-BRANCHES: dict[str, Any] = {  # Branch by name
-    branch.name: branch
-    for branch in (
-        Linear(),
-        Bias(),
-        *(MLP(a, gated=g, hidden_norm=n) for n in _NORMS for g in (False, True) for a in symbolic.ACTIVATIONS),
-        *(Attention(causal=c, hidden_norm=n) for n in _NORMS for c in (False, True)),
-    )
+BRANCHES: dict[str, Any] = {  # Branch by name; `named` adds a norm to those that have hidden units
+    "linear": Linear(),
+    "bias": Bias(),
+    **{mlp.name: mlp for gated in (False, True) for mlp in (MLP(name, gated=gated) for name in symbolic.ACTIVATIONS)},
+    **{branch.name: branch for branch in (Attention(), Attention(causal=True))},
 }
+
+
+def named(argument: str, name: object) -> Branch:
+    """The branch of a name, as in ``mlp:gelu`` or, with a norm before the last matrix, ``mlp:gelu+layernorm``."""
+    plain, plus, norm = name.partition("+") if isinstance(name, str) else (name, "", "")
+    branch = BRANCHES[checks.one_of(argument, plain, BRANCHES)]
+    if not plus:
+        return branch
+    if not hasattr(branch, "hidden_norm"):
+        raise ValueError(f"{argument}: {plain!r} has no hidden units, which {name!r} would normalise")
+    return replace(branch, hidden_norm=checks.one_of(argument, norm, HIDDEN_NORMS))
 
 
 def branch_of(spec: str | Branch) -> Branch:
     """Return the branch that a name stands for; a branch object is returned as it is."""
     if all(hasattr(spec, part) for part in ("name", "gain", "tokenwise", "init", "apply", "push", "moments")):
         return spec  # type: ignore[return-value]
-    return BRANCHES[checks.one_of("branch", spec, BRANCHES)]
+    return named("branch", spec)
 
 
 def branches_of(block: Any) -> tuple[Branch, ...]:

@@ -15,7 +15,7 @@ from refusals import refused
 
 import gradflow
 from gradflow import precision
-from gradflow.branches import MLP, Attention, branch_of, of_one_token, with_power
+from gradflow.branches import MLP, Attention, branch_of, named, of_one_token, with_power
 from gradflow.comparisons import compare, figures
 from gradflow.dropout import Dropout
 from gradflow.inits import initialised
@@ -146,7 +146,7 @@ def test_the_variance_of_a_small_signal_on_a_large_mean():
         )
         wanted = float(square - mean**2)
     with precision.scope("float64"):
-        assert float(moments.variance_at(phi)(p)) == pytest.approx(wanted, rel=1e-9)
+        assert float(moments.variance_at(phi)(p)) == pytest.approx(wanted, rel=1e-9, abs=0)
 
 
 @pytest.mark.parametrize("gated", [False, True])
@@ -260,7 +260,10 @@ BAD = {
     "rate: needs a number strictly between 0 and 1, got 1.0": lambda: Dropout("linear", 1.0),
     "branch: unknown 'mpl:relu'": lambda: Dropout("mpl:relu", 0.5),
     "branch: has a dropout already": lambda: Dropout(Dropout("linear", 0.5), 0.5),
-    "branch: unknown 'mlp:gelu.rms'; did you mean": lambda: branch_of("mlp:gelu.rms"),
+    "branch: unknown 'mlp:gelu.rms'; did you mean 'mlp:gelu'": lambda: branch_of("mlp:gelu.rms"),
+    "branch: unknown 'layrnorm'; did you mean 'layernorm'": lambda: branch_of("mlp:gelu+layrnorm"),
+    "branch: 'linear' has no hidden units": lambda: branch_of("linear+rms"),
+    "block: unknown 'rsm'; did you mean 'rms'": lambda: named("block", "glu:silu+rsm"),
 }
 
 
