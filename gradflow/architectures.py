@@ -4,7 +4,6 @@ Files are data: sizes are capped, nothing is executed, and every refusal is one 
 `gradflow.lint` holds the description against the scheme that it names.
 """
 
-import functools
 import json
 import tomllib
 from collections.abc import Callable, Mapping
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gradflow import checks
-from gradflow.branches import BRANCHES
+from gradflow.branches import named
 from gradflow.checkpoints.config import ACTIVATIONS
 from gradflow.checkpoints.families import FAMILIES
 from gradflow.leading import LENGTHS
@@ -152,7 +151,7 @@ def _block(where: str, value: Any) -> tuple[str, ...]:
     names = value if isinstance(value, list) else [value]
     if not 1 <= len(names) <= 16:
         raise ValueError(f"{where}: needs from 1 to 16 branches, got {len(names)}")
-    return tuple(map(functools.partial(_one_of(BRANCHES), where), names))
+    return tuple(named(where, _scalar(where, name)).name for name in names)
 
 
 def _init(where: str, value: Any) -> Any:

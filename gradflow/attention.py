@@ -12,7 +12,7 @@ from jaxtyping import Array, Float
 
 from gradflow import checks
 from gradflow.matrices import Basis, Params, State, gaussian, linear
-from gradflow.mlp import MLP
+from gradflow.mlp import MLP, hidden_norm, suffix
 from gradflow.symbolic import moments as symbolic
 
 BASE = 10_000.0
@@ -29,7 +29,7 @@ def _rotated(x: Float[Array, "heads tokens k"]) -> Float[Array, "heads tokens k"
 
 @dataclass(frozen=True)
 class Attention:
-    """Multi-head self-attention, f(x) = W_O concat_h softmax(QKᵀ/√(d/heads)) V, without dropout.
+    """Multi-head self-attention, f(x) = W_O N(concat_h softmax(QKᵀ/√(d/heads)) V), without dropout.
 
     Attributes
     ----------
@@ -43,6 +43,8 @@ class Attention:
         RMSNorm on the queries and keys of every head (Henry et al. 2020, 2010.04245; as in OLMo 2, Gemma 3).
     rope : bool
         Rotary positions, base 10,000, halves paired (Su et al. 2021, 2104.09864).
+    hidden_norm : {None, "layernorm", "rms"}
+        N before W_O, ε = 0: Sub-LN (Wang et al. 2022, 2210.06423).
     """
 
     heads: int | None = None
@@ -51,6 +53,7 @@ class Attention:
     gain_in: float = 1.0
     qk_norm: bool = False
     rope: bool = False
+    hidden_norm: str | None = None
     tokenwise = False
     matrices = ("_q", "_k", "_v", "_o")
     inner, outer = ("w_v",), ("w_o",)
@@ -58,12 +61,13 @@ class Attention:
     def __post_init__(self) -> None:
         if self.heads is not None:
             checks.integer("heads", self.heads, 1)
+        suffix(self.hidden_norm)
 
     @property
     def name(self) -> str:
-        """``attention``, with ``:causal``, ``:rope``, ``:qk-norm`` behind it as it has them."""
+        """``attention``, with ``:causal``, ``:rope``, ``:qk-norm`` behind it as it has them, and ``+NORM`` before W_O."""
         options = {"causal": self.causal, "rope": self.rope, "qk-norm": self.qk_norm}
-        return ":".join(["attention", *(name for name, on in options.items() if on)])
+        return ":".join(["attention", *(name for name, on in options.items() if on)]) + suffix(self.hidden_norm)
 
     def heads_of(self, d: int) -> int:
         """Number of heads at width ``d``.
@@ -106,7 +110,7 @@ class Attention:
         if seen is not None:  # the least finite number, not −inf: a row that sees nothing stays finite
             logits = jnp.where(seen, logits, jnp.finfo(logits.dtype).min)
         mixed = jnp.einsum("hij,hjk->ihk", jax.nn.softmax(logits), v)
-        return linear(params, "_o", mixed.reshape(tokens, d))
+        return linear(params, "_o", hidden_norm(self.hidden_norm, mixed.reshape(tokens, d))[0])
 
     def score_gain(self, power: Any) -> Any:
         """Power gain of W_Q, and of W_K, as the logits see it, for inputs of that power."""
@@ -128,10 +132,10 @@ class Attention:
         """None of its own: attention mixes tokens, so that q_f and χ_f depend on their cosines."""
         raise ValueError(f"branch: the depth law of {self.name!r} is not derived; gradflow.profile measures it")
 
-    def moments_at(self, power: Any) -> symbolic.BranchMoments:
+    def moments_at(self, power: Any, inner: Any = 1.0, outer: Any = 1.0) -> symbolic.BranchMoments:
         """None of its own."""
         return self.moments()
 
     def of_one_token(self) -> MLP:
-        """What it is where a token sees itself alone: W_O W_V x."""
-        return MLP("linear", 1, self.gain, self.gain_in)
+        """What it is where a token sees itself alone: W_O N(W_V x)."""
+        return MLP("linear", 1, self.gain, self.gain_in, hidden_norm=self.hidden_norm)

@@ -2,7 +2,8 @@
 
 A branch acts on the whole state (tokens, d); most act on each token by itself, attention mixes them. Weights are drawn as iid
 zero-mean Gaussians at unit gain (Var W = 1/fan_in); ``gain`` multiplies the last matrix, so that q_f and χ_f carry gain².
-Given weights may bring a bias ``b_*`` beside each matrix ``w_*``, and attention a ``mask`` over keys.
+Given weights may bring a bias ``b_*`` beside each matrix ``w_*``, and attention a ``mask`` over keys. A branch of which the
+law has the leading order alone says so by ``refined = False``.
 """
 
 import itertools
@@ -18,7 +19,7 @@ from gradflow import checks, kernels
 from gradflow.attention import Attention
 from gradflow.kernels import Kernel
 from gradflow.matrices import Basis, Params, State, gaussian, linear
-from gradflow.mlp import MLP
+from gradflow.mlp import HIDDEN_NORMS, MLP
 from gradflow.symbolic import moments as symbolic
 
 
@@ -61,8 +62,8 @@ class Branch(Protocol):
         """Its moments for a unit-rms input, gain included."""
         ...
 
-    def moments_at(self, power: Any) -> symbolic.BranchMoments:
-        """Those of x ↦ f(√power x) for a unit-rms x; ``power`` of any shape."""
+    def moments_at(self, power: Any, inner: Any = 1.0, outer: Any = 1.0) -> symbolic.BranchMoments:
+        """Those of x ↦ f(√power x) for a unit-rms x, the scheme's gains on its matrices included; all of any shape."""
         ...
 
     def weight_power(self, power: Any, inner: Any, outer: Any) -> Any:
@@ -100,9 +101,9 @@ class Linear:
         """q_f = χ_f = gain²."""
         return symbolic.LINEAR.scaled(self.gain**2)
 
-    def moments_at(self, power: Any) -> symbolic.BranchMoments:
+    def moments_at(self, power: Any, inner: Any = 1.0, outer: Any = 1.0) -> symbolic.BranchMoments:
         """Times the power."""
-        return self.moments().scaled(power)
+        return self.moments().scaled(power * outer**2)
 
     def weight_power(self, power: Any, inner: Any, outer: Any) -> Any:
         """‖dL/dW‖² = ‖v‖²‖x‖²."""
@@ -140,9 +141,9 @@ class Bias:
         """q_f = gain², χ_f = 0."""
         return symbolic.CONSTANT.scaled(self.gain**2)
 
-    def moments_at(self, power: Any) -> symbolic.BranchMoments:
+    def moments_at(self, power: Any, inner: Any = 1.0, outer: Any = 1.0) -> symbolic.BranchMoments:
         """The same at any power."""
-        return self.moments()
+        return self.moments().scaled(outer**2)
 
     def weight_power(self, power: Any, inner: Any, outer: Any) -> Any:
         """No matrix, no gradient."""
@@ -153,7 +154,7 @@ class Bias:
         return kernels.interpolated((self.gain * outer) ** 2 + 0 * power, 0.0, 0.0)
 
 
-BRANCHES: dict[str, Any] = {  # Branch by name
+BRANCHES: dict[str, Any] = {  # Branch by name; `named` adds a norm to those that have hidden units
     "linear": Linear(),
     "bias": Bias(),
     **{mlp.name: mlp for gated in (False, True) for mlp in (MLP(name, gated=gated) for name in symbolic.ACTIVATIONS)},
@@ -165,11 +166,22 @@ BRANCHES: dict[str, Any] = {  # Branch by name
 }
 
 
+def named(argument: str, name: object) -> Branch:
+    """The branch of a name, as in ``mlp:gelu`` or, with a norm before the last matrix, ``mlp:gelu+layernorm``."""
+    plain, plus, norm = name.partition("+") if isinstance(name, str) else (name, "", "")
+    branch = BRANCHES[checks.one_of(argument, plain, BRANCHES)]
+    if not plus:
+        return branch
+    if not hasattr(branch, "hidden_norm"):
+        raise ValueError(f"{argument}: {plain!r} has no hidden units, which {name!r} would normalise")
+    return replace(branch, hidden_norm=checks.one_of(argument, norm, HIDDEN_NORMS))
+
+
 def branch_of(spec: str | Branch) -> Branch:
     """Return the branch that a name stands for; a branch object is returned as it is."""
     if all(hasattr(spec, part) for part in ("name", "gain", "tokenwise", "init", "apply", "push", "moments")):
         return spec  # type: ignore[return-value]
-    return BRANCHES[checks.one_of("branch", spec, BRANCHES)]
+    return named("branch", spec)
 
 
 def branches_of(block: Any) -> tuple[Branch, ...]:
@@ -204,5 +216,11 @@ def with_gains(branch: Branch, params: Params, inner: Array, outer: Array) -> Pa
 
 def with_power(branch: Branch, q_f: float) -> Branch:
     """Return the branch rescaled so that E f_i² = q_f for a unit-rms input."""
-    unit = branch.moments().q / branch.gain**2
-    return replace(branch, gain=math.sqrt(q_f / unit))  # type: ignore[type-var]
+    factor = math.sqrt(q_f / branch.moments().q)
+    return with_fields(branch, **{n: getattr(branch, n) * factor for n in ("gain", "bias") if hasattr(branch, n)})
+
+
+def with_fields(branch: Any, **fields: float) -> Branch:
+    """The branch with some of its fields replaced: those of the branch within, where it wraps one."""
+    within = getattr(branch, "branch", None)
+    return replace(branch, **fields if within is None else {"branch": with_fields(within, **fields)})

@@ -118,10 +118,13 @@ def contraction(
 @app.command()
 def law(
     scheme: Annotated[str, typer.Argument(help="post-ln, pre-ln, sandwich, deepnorm, admin, …")],
-    block: Annotated[str, typer.Option(help="Branches of one block, as in mlp:relu or linear,mlp:gelu.")] = "mlp:relu",
+    block: Annotated[
+        str, typer.Option(help="Branches of one block, as in mlp:relu or attention,glu:silu+rms.")
+    ] = "mlp:relu",
     depth: Annotated[int, typer.Option(help="Blocks.")] = 24,
     d: Annotated[int | None, typer.Option(help="Width, for the 1/d term; without it the leading order.")] = None,
     norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
+    init: Annotated[str, typer.Option(help="unit, xavier, he, gpt2 or torch.")] = "unit",
     final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
@@ -133,7 +136,7 @@ def law(
     from gradflow import laws, report
 
     shell.check_plot(plot)
-    profile = laws.law(scheme, block.split(","), depth, d=d, norm=norm, final_norm=final_norm)
+    profile = laws.law(scheme, block.split(","), depth, d=d, norm=norm, init=init, final_norm=final_norm)
     shell.emit(profile, report.profile_table(profile), as_json, plot)
 
 
@@ -264,6 +267,7 @@ def design(
     block: Annotated[str, typer.Option(help="Branches of one block.")] = "mlp:relu",
     d: Annotated[int, typer.Option(help="Width.")] = 256,
     norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
+    init: Annotated[str, typer.Option(help="unit, xavier, he, gpt2 or torch.")] = "unit",
     final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
     seeds: Annotated[int, typer.Option(help="Networks to measure at the solution.")] = 4,
     key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
@@ -274,7 +278,7 @@ def design(
 
     asked = {"exact": exact, "trunk": trunk, "stream": stream, "weights": weights, "update": update}
     target = {name: value for name, value in asked.items() if value is not None}
-    options = {"knob": knob, "d": d, "norm": norm, "final_norm": final_norm, "seeds": seeds, "key": key}
+    options = {"knob": knob, "d": d, "norm": norm, "init": init, "final_norm": final_norm, "seeds": seeds, "key": key}
     with shell.progress("solving and measuring"):
         result = designs.design(scheme, depth, block=block.split(","), **options, **target)  # type: ignore[arg-type]
     shell.emit(result, str(result), as_json, None)

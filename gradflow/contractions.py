@@ -23,7 +23,8 @@ class Contraction:
     profile, law_profile : Profile
         Measured factors and the law's (``None`` where no law applies).
     trunk_law, law, rms_law : Interval or None
-        The law's end-to-end trunk, exact and rms gain: typical value with its 1/d term, and the band of 95 % of networks.
+        The law's end-to-end trunk, exact and rms gain: typical value with its 1/d term, and the band of 95 % of networks;
+        ``None`` where the law has the leading order alone.
     log_rms_gain : (seeds,)
         log of ‖J‖_F/√(tokens·d) of the exact product (of the trunk product for recorded activations); estimated by the
         probes where they were asked for.

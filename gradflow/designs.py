@@ -113,6 +113,7 @@ def design(
     block: str | Branch | Sequence[str | Branch] = "mlp:relu",
     d: int = 256,
     norm: str = "layernorm",
+    init: str = "unit",
     final_norm: bool = False,
     seeds: int = 4,
     key: int = 0,
@@ -122,7 +123,7 @@ def design(
 
     Parameters
     ----------
-    scheme, depth, block, d, norm, final_norm
+    scheme, depth, block, d, norm, init, final_norm
         As for `gradflow.compare`.
     knob : {"branch", "skip", "weights"}
         What the scale multiplies: β, α, or the gains at initialisation.
@@ -153,7 +154,7 @@ def design(
     checks.one_of("target", name, TARGETS)
     if isinstance(wanted, bool) or not isinstance(wanted, int | float) or not 0 < wanted < np.inf:
         raise ValueError(f"{name}: needs a positive number, got {wanted!r}")
-    options = {"norm": norm, "final_norm": final_norm}
+    options: dict[str, Any] = {"norm": norm, "init": init, "final_norm": final_norm}
     sublayers = checks.integer("depth", depth, 1) * len(laws.blocks_of(block, 1))
 
     def at(log_scale: float) -> float:

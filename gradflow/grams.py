@@ -42,6 +42,11 @@ def _logit_variance() -> Callable[..., Any]:
     return to_jax((s.p, s.c, s.qq, s.kk), s.LOGIT_VARIANCE)
 
 
+def _hidden_norm(branch: Attention, powers: jax.Array) -> jax.Array:
+    """What a norm before W_O multiplies each token by, and its gradient too."""
+    return 1 / jnp.sqrt(powers) if branch.hidden_norm else jnp.ones_like(powers)
+
+
 @dataclass(frozen=True)
 class Exchangeable:
     """Every pair of tokens alike: [⟨x_i, x_i⟩, ⟨x_i, x_j⟩]/d."""
@@ -88,15 +93,17 @@ class Exchangeable:
         def at(G: Any, C: Any) -> list[Gram]:
             return [jnp.stack(pair) for pair in _exchanged()(p, c, G, C, K1, K2, D1, D2, others, score, score)]
 
-        mixed = at(0.0, 0.0)[0]
+        mixed = value * at(0.0, 0.0)[0]
+        factors = _hidden_norm(branch, self.powers(mixed))
+        mixed = self.scaled(mixed, factors)
 
         def back(gradient: Gram) -> tuple[Gram, jax.Array]:
-            _, values, queries, keys = at(*(last * gradient))
+            _, values, queries, keys = at(*self.scaled(last * gradient, factors))
             scores = score * value * (queries + keys)
-            weights = self.inner(gradient, value * mixed) + self.inner(values + scores / branch.gain_in**2, fed)
+            weights = self.inner(gradient, mixed) + self.inner(values + scores / branch.gain_in**2, fed)
             return value * values + scores, weights
 
-        return last * value * mixed, back
+        return last * mixed, back
 
 
 @dataclass(frozen=True)
@@ -174,16 +181,19 @@ class Positions:
 
         traced = (jnp.cumsum(self.powers(fed)) if causal else jnp.full(self.tokens, jnp.sum(self.powers(fed))))[fewer]
         whole = below(fed)
-        mixed = share * traced / shared + (1 - share) * (whole - traced) / rest
         value, last = (branch.gain_in * inner) ** 2, (branch.gain * outer) ** 2
+        mixed = value * (share * traced / shared + (1 - share) * (whole - traced) / rest)
+        factors = _hidden_norm(branch, self.powers(mixed))
+        mixed = self.scaled(mixed, factors)
 
         def back(gradient: Gram) -> tuple[Gram, jax.Array]:
-            values = last * onto_keys(gradient * share / shared, gradient * (1 - share) / rest)
-            D = last * value * gradient * scores
+            upon = self.scaled(last * gradient, factors)
+            values = onto_keys(upon * share / shared, upon * (1 - share) / rest)
+            D = value * upon * scores
             queries = score * D * turn * (traced / shared - ((below(turned) if branch.rope else whole) - traced) / rest)
             keys = score * onto_keys(D / shared * turned, -D / rest * turned) * self.join(1.0, turn)
             through = score * (queries + keys)
-            weights = self.inner(gradient, value * mixed) + self.inner(values + through / branch.gain_in**2, fed)
+            weights = self.inner(gradient, mixed) + self.inner(values + through / branch.gain_in**2, fed)
             return value * values + through, weights
 
-        return last * value * mixed, back
+        return last * mixed, back

@@ -1,14 +1,13 @@
 """Initialisations as one row each: the variance of a matrix's entries, as a gain over the unit-gain Var W = 1/fan_in."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 import sympy
 from sympy import Rational
 
 from gradflow import checks
-from gradflow.branches import Branch
+from gradflow.branches import Branch, with_fields
 
 fan_in, fan_out = sympy.symbols("fan_in fan_out", positive=True)
 
@@ -18,8 +17,9 @@ INITS: dict[str, tuple[sympy.Expr, str]] = {
     "xavier": (2 / (fan_in + fan_out), "Glorot, Bengio 2010"),
     "he": (2 / fan_in, "He et al. 2015 (1502.01852)"),
     "gpt2": (Rational(2, 100) ** 2 + 0 * fan_in, "std 0.02: Radford et al. 2019"),
-    "torch": (1 / (3 * fan_in), "torch.nn.Linear: uniform ±1/√fan_in; its biases, of the same variance, are left out"),
+    "torch": (1 / (3 * fan_in), "torch.nn.Linear: uniform ±1/√fan_in; an MLP's biases too, which are of order 1/d"),
 }
+BIASED = ("torch",)  # draws biases, of the matrix's own variance; nn.MultiheadAttention starts its own at 0
 
 
 def gain(init: str, into: int, out: int) -> float:
@@ -29,7 +29,7 @@ def gain(init: str, into: int, out: int) -> float:
 
 
 def initialised(branches: Sequence[Branch], init: str, d: int | None) -> tuple[Branch, ...]:
-    """The branches with the gains of an initialisation at width ``d``.
+    """The branches with the gains, and the biases, of an initialisation at width ``d``.
 
     Raises
     ------
@@ -50,6 +50,11 @@ def initialised(branches: Sequence[Branch], init: str, d: int | None) -> tuple[B
         gains = {"gain": branch.gain * gain(init, hidden, width)}
         if hasattr(branch, "gain_in"):
             gains["gain_in"] = branch.gain_in * gain(init, width, hidden)
-        return replace(branch, **gains)
+        if hasattr(branch, "bias") and init in BIASED and d is not None:  # without a width, leading order: none
+            gains |= {
+                "bias": gain(init, hidden, width) / hidden**0.5,
+                "bias_in": gain(init, width, hidden) / width**0.5,
+            }
+        return with_fields(branch, **gains)
 
     return tuple(map(one, branches))

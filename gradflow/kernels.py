@@ -55,8 +55,8 @@ def _quadrature() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
 
 
 @functools.lru_cache
-def _means(phi: sympy.Expr) -> Callable[[Any], tuple[jax.Array, jax.Array]]:
-    """E φ(√p z)φ(√p z') and E φ'φ' at `angles`, for a power p.
+def _means(phi: sympy.Expr) -> Callable[[Any, jax.Array], tuple[jax.Array, jax.Array]]:
+    """E φ(√p z)φ(√p z') and E φ'φ' at some angles, for a power p.
 
     In polar coordinates z = r cos θ, z' = r cos(θ − ω) a kink at 0 is a ray: the angle is cut there.
     """
@@ -73,19 +73,18 @@ def _means(phi: sympy.Expr) -> Callable[[Any], tuple[jax.Array, jax.Array]]:
             total += (stop - start) * (lengths @ (pair[0] * pair[1]) @ shares)
         return total / jnp.pi
 
-    def means(power: Any) -> tuple[jax.Array, jax.Array]:
+    def means(power: Any, angles: jax.Array) -> tuple[jax.Array, jax.Array]:
         root = jnp.sqrt(power)
-        both = jax.lax.map(lambda a: (mean(value, root, a), mean(slope, root, a)), jnp.asarray(angles()))
-        return both
+        return jax.lax.map(lambda a: (mean(value, root, a), mean(slope, root, a)), angles)
 
     return means
 
 
-def of_mlp(phi: sympy.Expr, gated: bool, power: Any) -> tuple[Any, Any]:
-    """E h h' and E ∇h·∇h' of x ↦ h(√p W x) at `angles`; the gate's Gaussians are averaged here."""
-    value, slope = _means(phi)(power)
+def of_mlp(phi: sympy.Expr, gated: bool, power: Any, angles: jax.Array) -> tuple[Any, Any]:
+    """E h h' and E ∇h·∇h' of x ↦ h(√p W x) at some angles; the gate's Gaussians are averaged here."""
+    value, slope = _means(phi)(power, angles)
     value, slope = value, power * slope
     if gated:  # h = φ(√p z) √p y, with E y y' = cos ω
-        gate = power * jnp.cos(jnp.asarray(angles()))
+        gate = power * jnp.cos(angles)
         return value * gate, slope * gate + value * power
     return value, slope

@@ -16,7 +16,8 @@ import numpy as np
 from gradflow import checks, precision, token_laws
 from gradflow.branches import Branch, branches_of, of_one_token, powers_of
 from gradflow.factors import Profile, backward_sum, safe_log
-from gradflow.leading import LENGTHS, leading
+from gradflow.inits import initialised
+from gradflow.leading import LENGTHS, distinct, leading
 from gradflow.numeric import to_jax
 from gradflow.schemes import ONE, Multipliers, Scheme, scheme_of
 from gradflow.symbolic import depth as symbolic
@@ -53,10 +54,9 @@ class Case:
         for k, branch in enumerate(self.branches):
             mine = slice(k, None, len(self.branches))
             scale, inner, outer = (a[mine] for a in self.numbers[2:])
-            drawn = scale**2 * (inner**2 if getattr(branch, "inner", ()) else 1.0)
-            each, where = np.unique(drawn, return_inverse=True)
-            at = branch.moments() if np.all(each == 1) else moments_of(branch, each, where)
-            at = at.scaled((self.beta[mine] * outer) ** 2)
+            rows, where = distinct(scale**2, inner, outer)
+            at = branch.moments() if np.all(rows == 1) else moments_of(branch, rows, where)
+            at = at.scaled(self.beta[mine] ** 2)
             for name in found:
                 found[name][mine] = getattr(gaussian.frozen(at) if frozen else at, name)
         return {name: jnp.asarray(values) for name, values in found.items()}
@@ -72,16 +72,16 @@ class Case:
         return self.numbers.beta
 
 
-def moments_of(branch: Branch, powers: np.ndarray, where: np.ndarray) -> gaussian.BranchMoments:
-    """A branch's moments at each distinct power, put where they belong."""
-    rows = [jnp.broadcast_to(leaf, powers.shape) for leaf in _moments_at(branch, jnp.asarray(powers))]
-    columns: list[Any] = [np.asarray(row)[where] for row in rows]
+def moments_of(branch: Branch, rows: np.ndarray, where: np.ndarray) -> gaussian.BranchMoments:
+    """A branch's moments at each distinct (power, inner, outer), put where they belong."""
+    leaves = [jnp.broadcast_to(leaf, len(rows)) for leaf in _moments_at(branch, jnp.asarray(rows))]
+    columns: list[Any] = [np.asarray(leaf)[where] for leaf in leaves]
     return gaussian.BranchMoments(*columns)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _moments_at(branch: Branch, powers: jax.Array) -> tuple:
-    return jax.lax.map(lambda p: dataclasses.astuple(branch.moments_at(p)), powers, batch_size=256)
+def _moments_at(branch: Branch, rows: jax.Array) -> tuple:
+    return jax.lax.map(lambda row: dataclasses.astuple(branch.moments_at(*row)), rows)
 
 
 @functools.lru_cache
@@ -197,6 +197,7 @@ def law(
     *,
     d: int | None = None,
     norm: str = "layernorm",
+    init: str = "unit",
     final_norm: bool = False,
     tokens: int = 1,
     token_cosine: float = 0.0,
@@ -214,9 +215,12 @@ def law(
         A catalogue name or row; one branch or several per block; number of blocks.
     d : int, optional
         Width, for the weight gradients, and for the 1/d term and the spread over networks of the rows that have one length
-        norm, at the output or the branch's input; the others are of leading order. ``None`` is the leading order alone.
+        norm, at the output or the branch's input, and no norm or dropout within it; the others are of leading order.
+        ``None`` is the leading order alone.
     norm : {"layernorm", "rms", "dyt", "none"}
         What fills the scheme's slots (ε = 0).
+    init : {"unit", "xavier", "he", "gpt2", "torch"}
+        Variance of the matrices before the scheme's own gains; torch's biases, of order 1/d, need ``d``.
     final_norm : bool
         Whether a norm follows the last sub-layer.
     tokens, probes
@@ -239,12 +243,12 @@ def law(
     """
     row = scheme_of(scheme)
     tokens = checks.integer("tokens", tokens, 1)
-    branches = blocks_of(block, tokens)
     if isinstance(probes, bool) or not probes >= 1:
         raise ValueError(f"probes: needs a number of at least 1, got {probes!r}")
     checks.integer("depth", depth, 1)
     centred = float(checks.one_of("norm", norm, (*LENGTHS, "dyt", "none")) == "layernorm")
     width = np.inf if d is None else float(checks.integer("d", d, 2 + int(centred)))
+    branches = blocks_of(initialised(branches_of(block), init, d), tokens)
     cosines = {"token_cosine": token_cosine, "cotangent_cosine": cotangent_cosine}
     for name, value in cosines.items():
         checks.cosine(name, value, tokens)
@@ -257,7 +261,9 @@ def law(
         if not numbers.alpha.all():
             raise ValueError(NO_SKIP.format(row.name))
         case = Case(branches, numbers, row.norm_out, centred, bool(final_norm), width, tokens, probes)
-        refined = row.then is None and row.norm_in != row.norm_out and not row.norm_branch and norm in LENGTHS
+        refined = d is not None and row.then is None and row.norm_in != row.norm_out and not row.norm_branch
+        refined = refined and norm in LENGTHS
+        refined = refined and all(getattr(branch, "refined", True) for branch in branches)
         first = leading(row, numbers, branches, depth, norm, case.final)
         if not refined:
             _in_range(row, first["Q"] + first["net"])
@@ -269,9 +275,10 @@ def law(
         "depth": depth,
         "d": d,
         "norm": norm,
+        "init": init,
         "final_norm": case.final,
         "tokens": tokens,
-        "order": "with the 1/d term" if refined and d is not None else "leading",
+        "order": "with the 1/d term" if refined else "leading",
         "assumptions": ASSUMPTIONS,
     }
     found = _profile(curves[0], curves[1], labels(len(numbers.alpha), case.final), settings)

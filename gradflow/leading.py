@@ -55,25 +55,30 @@ class Part:
 
 def _branch(branch: Branch, power: Any, inner: Any, outer: Any) -> tuple[Any, Any, Any]:
     """q, χ of x ↦ f(√power x), and the power of its weight gradients."""
-    hidden = inner**2 if getattr(branch, "inner", ()) else jnp.ones_like(inner)
-    at = branch.moments_at(power * hidden)
-    q, chi = (jnp.broadcast_to(m * outer**2, jnp.shape(power)) for m in (at.q, at.chi))
+    at = branch.moments_at(power, inner, outer)
+    q, chi = (jnp.broadcast_to(m, jnp.shape(power)) for m in (at.q, at.chi))
     return q, chi, jnp.broadcast_to(branch.weight_power(power, inner, outer), jnp.shape(power))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _moments(branch: Branch, rows: jax.Array) -> jax.Array:
-    return jax.lax.map(lambda row: jnp.stack(_branch(branch, *row)), rows, batch_size=256)
+    return jax.lax.map(lambda row: jnp.stack(_branch(branch, *row)), rows)
+
+
+def distinct(*columns: Any) -> tuple[np.ndarray, np.ndarray]:
+    """The distinct rows of columns of one length, and where each row belongs; constant columns are not sorted."""
+    table = np.stack([np.asarray(column) for column in columns], 1)
+    varying = np.flatnonzero(np.any(table != table[:1], 0))
+    if not varying.size:
+        return table[:1], np.zeros(len(table), int)
+    _, first, where = np.unique(table[:, varying].squeeze(), axis=0, return_index=True, return_inverse=True)
+    return table[first], where.ravel()
 
 
 def looked_up(branch: Branch, *columns: jax.Array) -> tuple:
     """`_branch` at every sub-layer, each distinct (power, inner, outer) once."""
-    table = np.stack([np.asarray(c) for c in columns], 1)
-    if np.all(table == table[:1]):  # as most schemes have it: no need to sort a million rows
-        rows, where = table[:1], np.zeros(len(table), int)
-    else:
-        rows, where = np.unique(table, axis=0, return_inverse=True)
-    return tuple(jnp.asarray(np.asarray(_moments(branch, jnp.asarray(rows)))[where.ravel()].T))
+    rows, where = distinct(*columns)
+    return tuple(jnp.asarray(np.asarray(_moments(branch, jnp.asarray(rows)))[where].T))
 
 
 @functools.partial(jax.jit, static_argnums=0)

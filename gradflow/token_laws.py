@@ -16,6 +16,7 @@ import numpy as np
 from gradflow import kernels, softmax
 from gradflow.attention import Attention
 from gradflow.branches import Branch
+from gradflow.dropout import Dropout
 from gradflow.grams import Exchangeable, Gram, Positions, Table
 from gradflow.leading import LENGTHS, Rows, _branch
 from gradflow.schemes import Multipliers, Scheme
@@ -36,6 +37,10 @@ class TokenPart:
     branches: tuple[Branch, ...]
     norm: str
     layout: Layout
+
+
+def _undropped(branch: Branch) -> Branch:
+    return branch.branch if isinstance(branch, Dropout) else branch
 
 
 def layout_of(branches: Sequence[Branch], tokens: int) -> Layout:
@@ -63,6 +68,10 @@ def through(
 ) -> tuple[Gram, Callable[[Gram], tuple[Gram, jax.Array]]]:
     """A branch forward, and its way back: of dL/df, that of dL/dx and the weights' gradient power per token."""
     layout = part.layout
+    if isinstance(branch, Dropout):  # two tokens' masks are independent: only what a token has with itself grows
+        value, back = through(part, branch.branch, fed, inner, outer, looked_up)
+        grown = 1 / (1 - branch.rate)
+        return _own_times(layout, value, grown), lambda gradient: back(_own_times(layout, gradient, grown))
     if isinstance(branch, Attention):
         return layout.attend(branch, fed, inner, outer, looked_up)
     power = layout.own(fed)
@@ -70,6 +79,10 @@ def through(
     own, other = _branch(branch, power, inner, outer), kernels.at(kernel, layout.cosines(fed))
     value, slope, weights = (layout.join(a, b) for a, b in zip(own, other, strict=True))
     return value, lambda gradient: (gradient * slope / power, layout.inner(gradient, weights))
+
+
+def _own_times(layout: Layout, gram: Gram, factor: float) -> Gram:
+    return layout.join(factor * layout.powers(gram), gram)
 
 
 def sublayer(
@@ -158,7 +171,7 @@ def _lookups(part: TokenPart, numbers: Multipliers, cosine: float) -> tuple[tupl
     found: list[Any] = []
     tables: list[Table | None] = []
     fixed, n = known(part.scheme, part.norm), part.layout.tokens
-    for k, branch in enumerate(part.branches):
+    for k, branch in enumerate(map(_undropped, part.branches)):
         scale, inner, outer = (np.asarray(c[:, k]) for c in numbers[2:])
         if isinstance(branch, Attention):
             power = (
@@ -191,7 +204,7 @@ def follow(
 
     Powers as from `gradflow.leading.leading`, means over tokens; with the tokens' and their gradients' mean cosines.
     """
-    if not all(isinstance(b, Attention) or hasattr(b, "pairs") for b in branches):
+    if not all(isinstance(_undropped(b), Attention) or hasattr(b, "pairs") for b in branches):
         raise ValueError("block: a branch of yours needs `pairs` for a law of several tokens")
     if norm not in (*LENGTHS, "none"):
         raise ValueError(f"norm: the law of several tokens knows {', '.join(LENGTHS)} and none, not {norm!r}")

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import oracle
 import sympy
 
+from gradflow.branches import BRANCHES
 from gradflow.flow import flow
 from gradflow.norms import NORMS
 from gradflow.product import identity
@@ -55,6 +56,9 @@ def _table():
 
 # on the other activations `test_push_is_jacfwd_of_the_branch` is enough
 KINDS = ("linear", "bias", "mlp:relu", "mlp:gelu", "mlp:tanh", "glu:silu", "attention", "attention:causal")
+# every name without a norm over the hidden units, and each norm in each kind of branch
+BRANCH_NAMES = [*BRANCHES, *(f"{name}+layernorm" for name in ("mlp:gelu", "glu:silu", "attention"))]
+BRANCH_NAMES += [f"{name}+rms" for name in ("mlp:relu", "glu:tanh", "attention:causal")]
 TABLE = tuple(_table())
 
 

@@ -98,8 +98,8 @@ def turned(vector, position):
     return out
 
 
-def attention(params, x, heads, causal=False, mask=None, rope=False, qk_norm=False):
-    """Multi-head attention, one head and one query at a time."""
+def attention(params, x, heads, causal=False, mask=None, rope=False, qk_norm=False, hidden=None):
+    """Multi-head attention, one head and one query at a time; ``hidden`` names a norm before the last matrix."""
     (tokens, d), rows = x.shape[-2:], []
     width = d // heads
 
@@ -120,23 +120,27 @@ def attention(params, x, heads, causal=False, mask=None, rope=False, qk_norm=Fal
                 k = np.stack([turned(k[..., n, :], j) for n, j in enumerate(seen)], -2)
             score = np.exp((k * q[..., None, :]).sum(-1) / width**0.5)[..., None]
             parts.append((score * v).sum(-2) / score.sum(-2))
-        rows.append(project("_o", slice(None), np.concatenate(parts, -1)))
+        mixed = np.concatenate(parts, -1)
+        rows.append(project("_o", slice(None), norm(hidden, 0.0, mixed) if hidden else mixed))
     return np.stack(rows, -2)
 
 
 def branch(name, params, x, activation=None):
     """f(x) of the whole state, from the branch's name and weights."""
+    name, _, hidden = name.partition("+")
     if name.startswith("attention"):
         options = {"causal": "causal" in name, "rope": "rope" in name, "qk_norm": "qk-norm" in name}
-        return attention(params, x, math.gcd(x.shape[-1], 8), **options)
+        return attention(params, x, math.gcd(x.shape[-1], 8), **options, hidden=hidden)
     if name == "linear":
         return x @ params["w"].T
     if name == "bias":
         return np.broadcast_to(params["b"], x.shape)
     kind, _, phi = name.partition(":")
     phi = activation or ACTIVATIONS[phi]
-    gate = x @ params["w_gate"].T if kind == "glu" else 1
-    return (phi(x @ params["w_in"].T) * gate) @ params["w_out"].T
+    biases = [params.get(f"b_{part}", 0) for part in ("in", "gate", "out")]
+    gate = x @ params["w_gate"].T + biases[1] if kind == "glu" else 1
+    h = phi(x @ params["w_in"].T + biases[0]) * gate
+    return (norm(hidden, 0.0, h) if hidden else h) @ params["w_out"].T + biases[2]
 
 
 def part(a, whole):

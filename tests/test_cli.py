@@ -62,6 +62,14 @@ def test_law(shell):
     code, out, _ = shell("law", "pre-ln", "--block", "mlp:relu", "--depth", "24", "--json")
     assert code == 0
     assert json.loads(out)["exact"][0][0] ** 2 == pytest.approx(13, rel=1e-9)
+    code, out, _ = shell("law", "pre-ln", "--block", "glu:linear+rms", "--depth", "1", "--init", "he", "--json")
+    assert code == 0
+    assert json.loads(out)["exact"][0][0] ** 2 == pytest.approx(1 + 2 * 2, rel=1e-9)  # the norm hides the first gain
+    code, out, _ = shell(
+        "design", "pre-ln", "--depth", "1", "--exact", "2", "--seeds", "0", "--init", "he", "--d", "4096"
+    )
+    assert code == 0
+    assert "branch × 1.22" in out  # 1 + 2 s² = 4
     code, out, _ = shell("law", "post-ln", "--block", "linear,mlp:gelu", "--depth", "4", "--d", "64")
     assert code == 0
     assert max(map(len, out.splitlines())) <= 100

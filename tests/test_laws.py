@@ -158,6 +158,7 @@ def agree(logs, law, curve):
 
 
 BRANCHES = (Linear(), Bias(), MLP("relu", ratio=2), MLP("tanh", ratio=2))  # GELU: below, for several tokens and probes
+BIASED = MLP("tanh", ratio=2, bias=0.7, bias_in=1.0)
 
 
 @pytest.mark.parametrize(
@@ -166,6 +167,7 @@ BRANCHES = (Linear(), Bias(), MLP("relu", ratio=2), MLP("tanh", ratio=2))  # GEL
         ("post-ln", "rms", BRANCHES[0]),
         *(pytest.param("post-ln", "rms", b, marks=pytest.mark.slow) for b in BRANCHES[1:]),
         *(("pre-ln", "layernorm", b) for b in BRANCHES if b.name in ("linear", "mlp:tanh")),
+        *(pytest.param(*row, BIASED, marks=pytest.mark.slow) for row in (("post-ln", "layernorm"), ("pre-ln", "rms"))),
     ],
     ids=lambda value: getattr(value, "name", value),
 )

@@ -9,10 +9,10 @@ import numpy as np
 import oracle
 import pytest
 import sympy
-from networks import BARE, PLAIN, TABLE, TOKENS, WIDTH, eye, name, normal, run
+from networks import BARE, BRANCH_NAMES, PLAIN, TABLE, TOKENS, WIDTH, eye, name, normal, run
 from oracle import params_at
 
-from gradflow.branches import BRANCHES, MLP, Bias, Linear, branch_of
+from gradflow.branches import MLP, Bias, Linear, branch_of
 from gradflow.norms import NORMS
 from gradflow.schemes import SCHEMES, Scheme, scheme_of
 from gradflow.stack import Drawn, Given, Stack
@@ -128,7 +128,7 @@ def test_every_block_and_branch_draws_its_own_weights(x64):
     assert len({w.tobytes() for w in drawn}) == 6
 
 
-@pytest.mark.parametrize("branch", [b for b in BRANCHES if b != "bias"])
+@pytest.mark.parametrize("branch", [b for b in BRANCH_NAMES if b != "bias"])
 def test_weights_have_variance_one_over_fan_in_times_gain(branch, x64):
     d = 128
     params = dataclasses.replace(branch_of(branch), gain=0.5).init(jax.random.key(0), d, "float64")
@@ -139,7 +139,7 @@ def test_weights_have_variance_one_over_fan_in_times_gain(branch, x64):
         np.testing.assert_allclose(np.mean(w) * np.sqrt(w.shape[1]) / gain, 0, atol=5 / np.sqrt(n))
 
 
-@pytest.mark.parametrize("branch", BRANCHES)
+@pytest.mark.parametrize("branch", BRANCH_NAMES)
 @pytest.mark.usefixtures("eager")
 def test_push_is_jacfwd_of_the_branch(branch):
     f, d = branch_of(branch), 6 if branch.startswith("attention") else WIDTH  # two heads, or the shapes of the table

@@ -13,6 +13,7 @@ import gradflow
 from gradflow import kernels, softmax, token_laws
 from gradflow.branches import MLP, Attention, Bias, Linear, branch_of
 from gradflow.comparisons import compare
+from gradflow.dropout import Dropout
 from gradflow.grams import Exchangeable, Positions
 from gradflow.schemes import scheme_of
 from gradflow.symbolic.moments import ACTIVATIONS
@@ -96,9 +97,17 @@ def by_hand(name):
     }[name]
 
 
-@pytest.mark.parametrize("name", ACTIVATIONS)
-def test_a_token_with_itself_has_the_moments_of_one(name):
-    branch = branch_of(f"glu:{name}")
+VARIANTS = (
+    MLP("tanh", bias=0.3, bias_in=0.5),
+    MLP("gelu", gain_in=1.3, hidden_norm="layernorm"),
+    MLP("silu", gated=True, bias_in=0.4, hidden_norm="layernorm"),
+    MLP("relu", bias_in=0.5, hidden_norm="rms"),
+)
+
+
+@pytest.mark.parametrize("branch", [*(f"glu:{name}" for name in ACTIVATIONS), *VARIANTS])
+def test_a_token_with_itself_has_the_moments_of_one(branch):
+    branch = branch_of(branch)
     value, slope, weights = kernels.at(branch.pairs(0.7, 1.0, 1.0), jnp.ones(()))
     one = branch.moments_at(0.7)
     np.testing.assert_allclose([value, slope, weights], [one.q, one.chi, branch.weight_power(0.7, 1.0, 1.0)], rtol=1e-9)
@@ -207,9 +216,15 @@ def test_qk_norm_takes_the_scale_out_of_the_scores():
     assert abs(plain.log_exact[0, 0] / one.log_exact[0, 0] - 1) > 0.1
 
 
+EVERYTHING = MLP("relu", hidden_norm="layernorm", bias_in=0.5, bias=0.3)
 NETWORKS = [
     ("post-ln", (Attention(2), "mlp:relu"), {"cotangent_cosine": 0.3}),
-    ("sandwich", (Attention(2, True, qk_norm=True, rope=True), "glu:silu"), {"token_cosine": 0.4}),
+    (
+        "pre-ln",
+        (Attention(2, True, qk_norm=True, rope=True, hidden_norm="rms"), Dropout(EVERYTHING, 0.2)),
+        {"token_cosine": 0.4},
+    ),
+    pytest.param("sandwich", (Attention(2, rope=True), "glu:silu"), {"token_cosine": 0.4}, marks=pytest.mark.slow),
     pytest.param("pre-ln", (Attention(2, True), "mlp:gelu"), {"cotangent_cosine": 1.0}, marks=pytest.mark.slow),
     pytest.param("admin", (Attention(2), "mlp:tanh"), {"init": "xavier"}, marks=pytest.mark.slow),
 ]

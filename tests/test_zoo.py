@@ -174,8 +174,26 @@ def test_what_has_no_law_is_measured_alone():
 
 @pytest.mark.parametrize(("init", "q"), [("xavier", 0.5 * (2 / 5) * (8 / 5)), ("he", 2.0), ("torch", 0.5 / 9)])
 def test_inits_reach_the_law(init, q):
-    law = gradflow.law("pre-ln", initialised((branch_of("mlp:relu"),), init, None), 1)
+    law = gradflow.law("pre-ln", "mlp:relu", 1, init=init)
     assert law.branch_rms[0, 0] ** 2 == pytest.approx(q, rel=1e-12)
+    assert law.settings["init"] == init
+
+
+def test_an_init_is_that_of_the_branches():
+    """Given by name to law and design as to compare; attention's before it is taken for W_O W_V."""
+    block = ("attention", "mlp:gelu")
+    given = gradflow.law("pre-ln", initialised([branch_of(b) for b in block], "torch", 96), 2, d=96)
+    named = gradflow.law("pre-ln", block, 2, d=96, init="torch")
+    np.testing.assert_array_equal(named.exact, given.exact)
+    assert named.branch_rms[0, 0] ** 2 == pytest.approx(1 / 9, rel=1e-12)  # of two matrices, and no bias
+    entry = compare("pre-ln", block, 2, 96, seeds=1, init="torch")[0]
+    np.testing.assert_array_equal(entry.law.exact, named.exact)
+    # 1 + 24 q s² = 1.5², q = ½ · 2 · 2 of He's two matrices
+    assert design("pre-ln", 24, exact=1.5, seeds=0, init="he", d=4096).scale == pytest.approx(
+        math.sqrt((1.5**2 - 1) / 48), rel=1e-2
+    )
+    refused(lambda: gradflow.law("pre-ln", "mlp:relu", 2, init="gpt2"), "d: an init of fixed std needs the width")
+    refused(lambda: design("pre-ln", 4, exact=1.5, seeds=0, init="xavir"), "init: unknown 'xavir'")
 
 
 def test_design_meets_its_target_by_law_and_in_networks():

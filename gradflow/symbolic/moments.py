@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import mpmath
-import numpy as np
 import sympy
 
 z = sympy.Symbol("z", real=True)
@@ -80,7 +79,7 @@ class BranchMoments:
     covariance: float = 0.0
     cross: float = 0.0
 
-    def scaled(self, power: float) -> "BranchMoments":
+    def scaled(self, power: Any) -> "BranchMoments":
         """The moments of √power · f: those of second order scale with power, those of fourth with its square."""
         return BranchMoments(**{k: v * power ** POWERS[k] for k, v in vars(self).items()})
 
@@ -92,6 +91,7 @@ POWERS = dict.fromkeys(BranchMoments.__dataclass_fields__, 1) | dict.fromkeys(
 
 
 MEANS = ("q", "chi", "defect", "overlap", "h4", "slope4", "both")
+CANCELLING = ("defect", "overlap")  # 0 at degree 1
 
 
 @functools.lru_cache
@@ -136,36 +136,25 @@ def mlp_moments(phi: sympy.Expr, width_ratio: float, gated: bool = False) -> Bra
 
 
 @functools.lru_cache
-def half_line() -> tuple[np.ndarray, np.ndarray]:
-    """Nodes and weights of ∫₀^∞ g(z) N(z; 0, 1) dz: Gauss–Legendre on panels that halve towards 0.
+def moments_at(phi: sympy.Expr, width_ratio: float, gated: bool = False) -> Callable[[Any], BranchMoments]:
+    """The same as a function of the input's mean square p (any shape, JAX), from the same integrands."""
+    from gradflow.averages import averages
 
-    A function of √p z that changes at the scale of 1 is smooth on every panel, whatever p is.
-    """
-    nodes, weights = np.polynomial.legendre.leggauss(12)
-    edges = np.concatenate([[0.0], 2.0 ** np.arange(-30.0, 2), np.arange(4.0, 14, 2)])
-    left, width = edges[:-1, None], np.diff(edges)[:, None]
-    points = left + width * (nodes + 1) / 2
-    return points.ravel(), (width * weights / 2 * np.exp(-(points**2) / 2) / np.sqrt(2 * np.pi)).ravel()
+    means = averages((z, power), tuple(integrands(phi, gated).values()), tuple(map(MEANS.index, CANCELLING)))
+    return lambda p: _from_means(dict(zip(MEANS, means(p), strict=True)), width_ratio)
 
 
 @functools.lru_cache
-def moments_at(phi: sympy.Expr, width_ratio: float, gated: bool = False) -> Callable[[Any], BranchMoments]:
-    """The same as a function of the input's mean square p (any shape, JAX), by quadrature of the same integrands."""
-    import jax.numpy as jnp
+def variance_at(phi: sympy.Expr) -> Callable[[Any], Any]:
+    """Var φ(√p z) as a function of p; φ is counted from φ(0), which at small p is nearly all of it."""
+    from gradflow.averages import averages
 
-    from gradflow.numeric import to_jax
+    value = phi.subs(z, sympy.sqrt(power) * z) - phi.subs(z, 0)
+    means = averages((z, power), (value**2, value), (1,))
 
-    means = to_jax((z, power), tuple(integrands(phi, gated).values()))
-    points, weights = half_line()
-
-    def at(p: Any) -> BranchMoments:
-        p = jnp.asarray(p)[..., None]
-        halves = [means(sign * points, p) for sign in (1.0, -1.0)]
-        totals = [
-            sum(jnp.broadcast_to(g, p.shape[:-1] + points.shape) @ weights for g in pair)
-            for pair in zip(*halves, strict=True)
-        ]
-        return _from_means(dict(zip(MEANS, totals, strict=True)), width_ratio)
+    def at(p: Any) -> Any:
+        square, mean = means(p)
+        return square - mean**2
 
     return at
 
