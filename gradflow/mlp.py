@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import sympy
 from jaxtyping import Array, Float
 
-from gradflow import checks, precision
+from gradflow import checks, kernels, precision
+from gradflow.kernels import Kernel
 from gradflow.matrices import Basis, Params, State, gaussian, linear
 from gradflow.norms import BY_NAME, AnyJacobian
 from gradflow.numeric import to_jax
@@ -169,6 +170,20 @@ class MLP:
         total, share = self._pre_activations(power, inner)
         at = self._hidden(total)
         return self.ratio * at.q + (self.gain * outer) ** 2 * share * at.chi / (self.gain_in * inner) ** 2
+
+    def pairs(self, power: Any, inner: Any, outer: Any) -> Kernel:
+        """E N(h)·N(h') and E ∇h·∇h' by quadrature over two correlated Gaussians; both tokens see the same biases."""
+        total, share = self._pre_activations(power, inner)
+        angles = jnp.asarray(kernels.angles())
+        if self.bias_in:  # cos becomes share·cos + 1 − share
+            angles = 2 * jnp.arcsin(jnp.sqrt(share) * jnp.sin(angles / 2))
+        value, slope = kernels.of_mlp(self.phi, self.gated, total, angles)
+        if self.hidden_norm:
+            q, kept = self._kept(total)
+            value, slope = (value - (q - kept)) / kept, slope / kept
+        last = (self.gain * outer) ** 2
+        weights = self.ratio * value + last * share * slope * jnp.cos(kernels.angles()) / (self.gain_in * inner) ** 2
+        return kernels.interpolated(last * value + self.bias**2, last * share * slope, weights)
 
     def _pre_activations(self, power: Any, inner: Any) -> tuple[Any, Any]:
         """Power of the pre-activations, and x's share of it."""
