@@ -26,6 +26,7 @@ _CATALOGUE = {
     "moments": "gradflow.symbolic.depth_derivation:gaussian_moments",
     "depth-law": "gradflow.symbolic.depth_derivation:depth_law",
     "end-to-end": "gradflow.symbolic.telescope:derivation",
+    "streams": "gradflow.symbolic.streams:derivation",
 }
 
 NAMES = tuple(_CATALOGUE)
@@ -43,6 +44,7 @@ _LETTERS = {
     r"\alpha": "α",
     r"\beta": "β",
     r"\cdot": "·",
+    r"\otimes": "⊗",
     r"\arccos": "arccos",
     r"\cos": "cos",
     r"\log": "log",
