@@ -12,6 +12,8 @@ from jaxtyping import Array, Float
 from gradflow import checks
 from gradflow.matrices import Basis, Params, State, gaussian, linear
 from gradflow.mlp import MLP
+from gradflow.norms import BY_NAME
+from gradflow.qkv import NormedValues
 from gradflow.symbolic import moments as symbolic
 
 
@@ -27,12 +29,16 @@ class Attention:
         Whether a token sees itself and earlier tokens only.
     gain, gain_in : float
         On W_O, and on W_Q, W_K, W_V.
+    qkv_norm, eps : str, float
+        A norm that the queries, keys and values of every head pass (`gradflow.qkv`), and its ε.
     """
 
     heads: int | None = None
     causal: bool = False
     gain: float = 1.0
     gain_in: float = 1.0
+    qkv_norm: str = "none"
+    eps: float = 0.0
     tokenwise = False
     matrices = ("_q", "_k", "_v", "_o")
     inner, outer = ("w_v",), ("w_o",)
@@ -43,8 +49,9 @@ class Attention:
 
     @property
     def name(self) -> str:
-        """``attention`` or ``attention:causal``."""
-        return "attention:causal" if self.causal else "attention"
+        """``attention`` or ``attention:causal``, and ``:qkv-norm`` where there is one."""
+        name = "attention:causal" if self.causal else "attention"
+        return name if self.qkv_norm == "none" else f"{name}:qkv-norm"
 
     def heads_of(self, d: int) -> int:
         """Number of heads at width ``d``.
@@ -71,9 +78,11 @@ class Attention:
         """``f(x)``; ``params["mask"]`` (tokens,) is False at keys that nobody may attend to."""
         tokens, d = x.shape
         heads = self.heads_of(d)
+        norm = None if self.qkv_norm == "none" else BY_NAME[self.qkv_norm].init(d // heads, self.eps, x.dtype)
 
         def split(name: str) -> Float[Array, "heads tokens k"]:
-            return linear(params, name, x).reshape(tokens, heads, d // heads).swapaxes(0, 1)
+            states = linear(params, name, x).reshape(tokens, heads, d // heads).swapaxes(0, 1)
+            return states if norm is None else norm(states)
 
         q, k, v = (split(name) for name in ("_q", "_k", "_v"))
         logits = jnp.einsum("hik,hjk->hij", q, k) / math.sqrt(d // heads)
@@ -98,6 +107,6 @@ class Attention:
         """None of its own."""
         return self.moments()
 
-    def of_one_token(self) -> MLP:
-        """What it is where a token sees itself alone: W_O W_V x."""
-        return MLP("linear", 1, self.gain, self.gain_in)
+    def of_one_token(self) -> MLP | NormedValues:
+        """What it is where a token sees itself alone: W_O W_V x, or W_O N(W_V x)."""
+        return MLP("linear", 1, self.gain, self.gain_in) if self.qkv_norm == "none" else NormedValues(self)

@@ -18,7 +18,8 @@ from gradflow.branches import Branch, branches_of, of_one_token, powers_of
 from gradflow.factors import Profile, backward_sum, safe_log
 from gradflow.leading import LENGTHS, leading
 from gradflow.numeric import to_jax
-from gradflow.schemes import Multipliers, Scheme, scheme_of
+from gradflow.schemes import Multipliers, Scheme
+from gradflow.streams import StreamScheme, any_scheme
 from gradflow.symbolic import depth as symbolic
 from gradflow.symbolic import moments as gaussian
 
@@ -188,7 +189,7 @@ def _curve(case: Case, frozen: bool) -> dict[str, np.ndarray]:
 
 
 def law(
-    scheme: str | Scheme,
+    scheme: str | Scheme | StreamScheme,
     block: str | Branch | Sequence[str | Branch] = ("mlp:relu",),
     depth: int = 24,
     *,
@@ -229,7 +230,11 @@ def law(
     ValueError
         For an unknown name, a bad size, or a scheme without a law.
     """
-    row = scheme_of(scheme)
+    row = any_scheme(scheme)
+    if isinstance(row, StreamScheme):
+        from gradflow import stream_law  # which stands on this module
+
+        return stream_law.law(row, block, depth, d=d, norm=norm, final_norm=final_norm, tokens=tokens)
     tokens = checks.integer("tokens", tokens, 1)
     branches = blocks_of(block, tokens)
     if isinstance(probes, bool) or not probes >= 1:
@@ -242,6 +247,9 @@ def law(
         numbers = row.multipliers(depth * len(branches), powers)
         if not numbers.alpha.all():
             raise ValueError(f"scheme: {row.name!r} has α = 0, which leaves no skip path for a law to follow")
+        for branch in branches:
+            if hasattr(branch, "branches") and not hasattr(branch, "inner") and np.any(numbers.inner != 1):
+                raise ValueError(f"block: {branch.name!r} has no inner matrix in some part, which {row.name!r} scales")
         case = Case(branches, numbers, row.norm_out, centred, bool(final_norm), width, tokens, probes)
         refined = row.then is None and row.norm_in != row.norm_out and not row.norm_branch and norm in LENGTHS
         first = leading(row, numbers, branches, depth, norm, case.final)

@@ -87,8 +87,8 @@ def norm(name, eps, x):
     return top(x) / length(x, eps)
 
 
-def attention(params, x, heads, causal=False, mask=None):
-    """Multi-head attention, one head and one query at a time."""
+def attention(params, x, heads, causal=False, mask=None, normed=lambda part: part):
+    """Multi-head attention, one head and one query at a time; ``normed`` acts on the queries, keys and values of a head."""
     (tokens, d), rows = x.shape[-2:], []
     width = d // heads
 
@@ -100,8 +100,8 @@ def attention(params, x, heads, causal=False, mask=None):
         parts = []
         for h in range(heads):
             part = slice(h * width, (h + 1) * width)
-            q = project("_q", part, x[..., i, :])
-            k, v = (project(name, part, x[..., seen, :]) for name in ("_k", "_v"))
+            q = normed(project("_q", part, x[..., i, :]))
+            k, v = (normed(project(name, part, x[..., seen, :])) for name in ("_k", "_v"))
             score = np.exp((k * q[..., None, :]).sum(-1) / width**0.5)[..., None]
             parts.append((score * v).sum(-2) / score.sum(-2))
         rows.append(project("_o", slice(None), np.concatenate(parts, -1)))
