@@ -12,11 +12,10 @@ from jaxtyping import Array
 
 from gradflow import checks, laws, precision, probes, profiles, stream_flow
 from gradflow.branches import Branch, branches_of
-from gradflow.factors import Profile, plain
+from gradflow.factors import ENDS, Profile, plain
 from gradflow.inits import initialised
 from gradflow.schemes import Multipliers, Scheme
 from gradflow.stack import Drawn, Stack
-from gradflow.stream_law import ENDS
 from gradflow.stream_stack import StreamStack, stack_of
 from gradflow.streams import StreamScheme, any_scheme
 

@@ -10,6 +10,7 @@ from gradflow.intervals import exp
 
 FACTORS = ("affine", "projection", "norm", "skip", "branch")
 CURVES = ("exact", "trunk", "local", "bound")
+ENDS = ("expand", "readout", "final norm")  # rows that are no sub-layer: of several streams, and behind the last
 
 
 class Summary(NamedTuple):

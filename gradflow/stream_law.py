@@ -23,8 +23,6 @@ from gradflow.symbolic import depth as symbols
 from gradflow.symbolic import streams as symbolic
 
 Rows = dict[str, Any]
-READOUT = ("expand", "readout")
-ENDS = (*READOUT, "final norm")
 
 
 class Formulas(NamedTuple):
