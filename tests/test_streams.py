@@ -19,7 +19,7 @@ from gradflow.factors import FACTORS
 from gradflow.flow import flow as ordinary_flow
 from gradflow.product import identity
 from gradflow.profiles import labels
-from gradflow.schemes import scheme_of
+from gradflow.schemes import l, scheme_of
 from gradflow.stack import Drawn, Given, Stack
 from gradflow.stream_flow import flow
 from gradflow.stream_stack import StreamStack
@@ -117,8 +117,8 @@ class Case:
             return f
 
         found = []
-        for l in range(DEPTH):
-            params = jax.tree.map(np.asarray, params_at(self.weights, self.stack, l))
+        for block in range(DEPTH):
+            params = jax.tree.map(np.asarray, params_at(self.weights, self.stack, block))
             if self.row.joined:  # by hand: the first part's matrices are named 0, the second's 1
                 params = [{k.replace(f"{i}:", ""): v for k, v in params[0].items() if f"{i}:" in k} for i in (0, 1)]
             found.append([one(kind, each) for kind, each in zip(BLOCK, params, strict=True)])
@@ -243,16 +243,23 @@ def test_hyper_connections_start_as_pre_ln():
 def test_weight_gradients_are_autodiffs(x64):
     stack = StreamStack.make("residual", ("linear", "mlp:tanh"), DEPTH, WIDTH, eps=EPS)
     drawn, x, sent = Drawn(jax.random.key(7)), normal(1, TOKENS, WIDTH), normal(2, 1, TOKENS, WIDTH)
-    params = jax.tree.map(lambda *p: jnp.stack(p), *(params_at(drawn, stack, l) for l in range(DEPTH)))
+    params = jax.tree.map(lambda *p: jnp.stack(p), *(params_at(drawn, stack, block) for block in range(DEPTH)))
 
     def loss(params):
         return jnp.sum(stack.trace(Given(params), x).out * sent[0])
 
     grads = jax.grad(loss)(params)
-    truth = [[math.sqrt(sum(float(jnp.sum(g[l] ** 2)) for g in part.values())) for part in grads] for l in range(DEPTH)]
+    truth = [
+        [math.sqrt(sum(float(jnp.sum(g[block] ** 2)) for g in part.values())) for part in grads]
+        for block in range(DEPTH)
+    ]
     p = gradflow.profile(stack, x, lambda out: jnp.sum(out * sent[0]), weights=Given(params), weight_grad=True)
     close(p.weight_grad[0, 1:-1], np.ravel(truth))
-    assert p.labels == ("expand", *(f"{l} {kind}" for l in (1, 2) for kind in ("linear", "mlp:tanh")), "readout")
+    assert p.labels == (
+        "expand",
+        *(f"{block} {kind}" for block in (1, 2) for kind in ("linear", "mlp:tanh")),
+        "readout",
+    )
 
 
 # --- branches that add up ------------------------------------------------------------------------------------------------
@@ -361,11 +368,14 @@ def test_sinkhorn_is_doubly_stochastic():
 
 def test_composite_gains_are_row_and_column_sums_of_the_product():
     R = np.array([[0.5, -1.0], [0.25, 2.0]])
-    gains = composite(hyper_connections(R, [1, 0], [1, 1]), 3)
-    whole = R @ R @ R
-    close(gains.forward[0], np.abs(whole.sum(1)).max())
-    close(gains.backward[0], np.abs(whole.sum(0)).max())
-    close(gains.backward[-1], np.abs(R.sum(0)).max())
+    close(composite(hyper_connections(R, [1, 0], [1, 1]), 3).forward[-1], np.abs(R.sum(1)).max())
+    turning = Written((((1, l), (0, -0.5)),), ((1, 0),), ((1, 1),))  # no two of them commute
+    gains = composite(StreamScheme("x", "test", "", "", turning, (Place(True, False, (False,) * 2),), (1, 1)), 3)
+    maps = [np.array([[1.0, s], [0.0, -0.5]]) for s in (1, 2, 3)]
+    for s in range(3):
+        whole = functools.reduce(lambda product, later: later @ product, maps[s:])
+        close(gains.forward[s], np.abs(whole.sum(1)).max())
+        close(gains.backward[s], np.abs(whole.sum(0)).max())
     drawn = composite(manifold(spread=2.0, key=1), 64)
     np.testing.assert_allclose(drawn.forward, 1, atol=1e-13)
     np.testing.assert_allclose(drawn.backward, 1, atol=0.05)
