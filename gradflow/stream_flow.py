@@ -83,10 +83,8 @@ def backward(
     skip, returned = back_mix(step.residual, exact), jnp.einsum("b,pij->pbij", step.pre, before_branch.out[0])
     back, trunk = skip + returned, back_mix(step.residual, trunk)
 
-    left, ahead = row["left"], row["trunk_norm_gain"]
-    alpha = ratio(frobenius(skip), left)
-    row = sublayer_row(row, alpha, frobenius(back), frobenius(returned))
-    row["trunk_net"] = ratio(frobenius(trunk), frobenius(w)) if step.residual.shape != (1, 1) else ahead * alpha
+    row = sublayer_row(row, ratio(frobenius(skip), row["left"]), frobenius(back), frobenius(returned))
+    row["trunk_net"] = ratio(frobenius(trunk), frobenius(w))  # R turns the trunk vector as it does not the gradient
     for slot, passage in (("in", before_branch), ("out", after_branch)):
         row |= {f"branch_{slot}_{name}": getattr(passage, name)[0] for name in ON_BRANCH}
     row |= stream_figures(step.x, step.kept, step.u, step.added)
