@@ -90,7 +90,7 @@ def _backward(proof: Derivation) -> tuple[bool, str]:
     return agree(claimed, _grams(sums, g, d_branch * chi / fed * d_in * sent))
 
 
-def _one_stream(_: Derivation) -> tuple[bool, str]:
+def _one_stream(proof: Derivation) -> tuple[bool, str]:
     """n = 1 is the ordinary sub-layer with α = R and β in post."""
     from gradflow.symbolic import depth
 
@@ -104,7 +104,7 @@ def _one_stream(_: Derivation) -> tuple[bool, str]:
 
     pairs = [
         (scalar(law.total), ordinary.total),
-        (scalar(law.back, at=depth.d_out), ordinary.net.subs(depth.sigma, 1)),
+        (scalar(proof.result.rhs, at=depth.d_out), ordinary.net.subs(depth.sigma, 1)),
         (scalar(law.skip, at=scalar(law.at_sum)), ordinary.trunk),
         (scalar(law.to_branch, at=depth.d_out), ordinary.to_branch),
     ]
