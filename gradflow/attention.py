@@ -13,6 +13,8 @@ from jaxtyping import Array, Float
 from gradflow import checks
 from gradflow.matrices import Basis, Params, State, gaussian, linear
 from gradflow.mlp import MLP, hidden_norm, suffix
+from gradflow.norms import BY_NAME
+from gradflow.qkv import NormedValues
 from gradflow.symbolic import moments as symbolic
 
 BASE = 10_000.0
@@ -45,6 +47,8 @@ class Attention:
         Rotary positions, base 10,000, halves paired (Su et al. 2021, 2104.09864).
     hidden_norm : {None, "layernorm", "rms"}
         N before W_O, ε = 0: Sub-LN (Wang et al. 2022, 2210.06423).
+    qkv_norm, eps : str, float
+        A norm that the queries, keys and values of every head pass (`gradflow.qkv`), and its ε.
     """
 
     heads: int | None = None
@@ -54,6 +58,8 @@ class Attention:
     qk_norm: bool = False
     rope: bool = False
     hidden_norm: str | None = None
+    qkv_norm: str = "none"
+    eps: float = 0.0
     tokenwise = False
     matrices = ("_q", "_k", "_v", "_o")
     inner, outer = ("w_v",), ("w_o",)
@@ -65,8 +71,13 @@ class Attention:
 
     @property
     def name(self) -> str:
-        """``attention``, with ``:causal``, ``:rope``, ``:qk-norm`` behind it as it has them, and ``+NORM`` before W_O."""
-        options = {"causal": self.causal, "rope": self.rope, "qk-norm": self.qk_norm}
+        """``attention``, then of ``:causal``, ``:rope``, ``:qk-norm``, ``:qkv-norm`` what it has, and ``+NORM`` before W_O."""
+        options = {
+            "causal": self.causal,
+            "rope": self.rope,
+            "qk-norm": self.qk_norm,
+            "qkv-norm": self.qkv_norm != "none",
+        }
         return ":".join(["attention", *(name for name, on in options.items() if on)]) + suffix(self.hidden_norm)
 
     def heads_of(self, d: int) -> int:
@@ -94,9 +105,11 @@ class Attention:
         """``f(x)``; ``params["mask"]`` (tokens,) is False at keys that nobody may attend to."""
         tokens, d = x.shape
         heads = self.heads_of(d)
+        norm = None if self.qkv_norm == "none" else BY_NAME[self.qkv_norm].init(d // heads, self.eps, x.dtype)
 
         def split(name: str) -> Float[Array, "heads tokens k"]:
-            return linear(params, name, x).reshape(tokens, heads, d // heads).swapaxes(0, 1)
+            states = linear(params, name, x).reshape(tokens, heads, d // heads).swapaxes(0, 1)
+            return states if norm is None else norm(states)
 
         q, k, v = (split(name) for name in ("_q", "_k", "_v"))
         if self.qk_norm:
@@ -114,7 +127,11 @@ class Attention:
 
     def score_gain(self, power: Any) -> Any:
         """Power gain of W_Q, and of W_K, as the logits see it, for inputs of that power."""
-        return 1 / power if self.qk_norm else self.gain_in**2
+        return 1 / power if self.qk_norm or self.qkv_norm != "none" else self.gain_in**2
+
+    def value_gain(self, power: Any, inner: Any) -> Any:
+        """Power gain of W_V, a norm behind it included."""
+        return 1 / power if self.qkv_norm != "none" else (self.gain_in * inner) ** 2
 
     def turn(self, tokens: int) -> Float[np.ndarray, "tokens tokens"]:
         """What rotary positions leave of the logits' covariance at distance i − j: mean cos((i − j) θ), many frequencies."""
@@ -136,6 +153,8 @@ class Attention:
         """None of its own."""
         return self.moments()
 
-    def of_one_token(self) -> MLP:
-        """What it is where a token sees itself alone: W_O N(W_V x)."""
+    def of_one_token(self) -> MLP | NormedValues:
+        """What it is where a token sees itself alone: W_O N(W_V x), N of the values, before W_O, or none."""
+        if self.qkv_norm != "none":
+            return NormedValues(self)
         return MLP("linear", 1, self.gain, self.gain_in, hidden_norm=self.hidden_norm)

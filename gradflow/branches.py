@@ -20,6 +20,7 @@ from gradflow.attention import Attention
 from gradflow.kernels import Kernel
 from gradflow.matrices import Basis, Params, State, gaussian, linear
 from gradflow.mlp import HIDDEN_NORMS, MLP
+from gradflow.parallel import BETWEEN, Parallel
 from gradflow.symbolic import moments as symbolic
 
 
@@ -178,10 +179,17 @@ def named(argument: str, name: object) -> Branch:
 
 
 def branch_of(spec: str | Branch) -> Branch:
-    """Return the branch that a name stands for; a branch object is returned as it is."""
+    """Return the branch that a name stands for, ``"a|b"`` a sum; a branch object is returned as it is."""
     if all(hasattr(spec, part) for part in ("name", "gain", "tokenwise", "init", "apply", "push", "moments")):
         return spec  # type: ignore[return-value]
+    if isinstance(spec, str) and BETWEEN in spec:
+        return joined(tuple(branch_of(part.strip()) for part in spec.split(BETWEEN)))
     return named("branch", spec)
+
+
+def joined(branches: tuple[Branch, ...]) -> Branch:
+    """The branches as one that adds them up; one alone stays as it is."""
+    return branches[0] if len(branches) == 1 else Parallel(branches)
 
 
 def branches_of(block: Any) -> tuple[Branch, ...]:

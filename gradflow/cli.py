@@ -307,11 +307,11 @@ def profile(
     Where gradient is lost, where gained, and by which factor; exact, trunk, local and bound side by side.
     """
     from gradflow import precision, profile_report, profiles
-    from gradflow.stack import Stack
+    from gradflow.stream_stack import stack_of
 
     shell.check_plot(plot)
     options = {"norm": norm, "eps": eps, "final_norm": final_norm, "dtype": precision.resolve(dtype)}
-    stack = Stack.make(scheme, block.split(","), depth, d, **options)
+    stack = stack_of(scheme, block.split(","), depth, d, **options)
     result = profiles.profile(
         stack, profiles.gaussian_state(stack, tokens, key), seeds=seeds, key=key, probes=probes, weight_grad=weight_grad
     )
@@ -348,7 +348,9 @@ def subspaces(
 
 @app.command()
 def compare(
-    schemes: Annotated[list[str], typer.Argument(help="post-ln, pre-ln, pre-ln+final, deepnorm, …; or all.")],
+    schemes: Annotated[
+        list[str], typer.Argument(help="post-ln, pre-ln, pre-ln+final, deepnorm, b2t, mhc, …; or all, or streams.")
+    ],
     block: Annotated[str, typer.Option(help="Branches of one block.")] = "attention,mlp:gelu",
     depth: Annotated[int, typer.Option(help="Blocks.")] = 24,
     d: Annotated[int, typer.Option(help="Width.")] = 512,
@@ -365,11 +367,12 @@ def compare(
     plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
 ) -> None:
     """Schemes against each other at initialisation: law and measurement, forward and backward."""
-    from gradflow import comparison_report, comparisons
+    from gradflow import comparison_report, comparisons, streams
     from gradflow.schemes import BY_NAME
 
     shell.check_plot(plot)
-    names = list(BY_NAME) if schemes == ["all"] else schemes
+    groups = {"all": list(BY_NAME), "streams": list(streams.BY_NAME)}
+    names = [name for group in schemes for name in groups.get(group, [group])]
     options = {"norm": norm, "init": init, "final_norm": final_norm, "tokens": tokens, "seeds": seeds, "key": key}
     options |= {"token_cosine": token_cosine, "cotangent_cosine": cotangent_cosine}
     with shell.progress("measuring schemes") as progress:

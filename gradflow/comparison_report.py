@@ -49,8 +49,8 @@ def table(c: Comparison) -> Group:
         ["", *(n for name in names for n in (name, "seen"))],
     )
     for entry in c.entries:
-        measured = ends(entry.measured, s["block"])
-        law = ends(entry.law, s["block"]) if entry.law is not None else dict.fromkeys(measured, np.nan)
+        measured = ends(entry.measured, entry.size)
+        law = ends(entry.law, entry.size) if entry.law is not None else dict.fromkeys(measured, np.nan)
         shown.add_row(entry.name, *(short(side[name]) for name in measured for side in (law, measured)))
     parts = [f"f = {s['branch']}", f"{s['norm']} (ε = {s['eps']:g})", f"init {s['init']}", f"L = {s['depth']} blocks"]
     parts += [f"d = {s['d']}", f"tokens = {s['tokens']}", f"{s['seeds']} seeds from key {s['key']}", s["dtype"]]
@@ -58,9 +58,23 @@ def table(c: Comparison) -> Group:
         "exact, trunk: gain of the gradient, output to input. stream: rms as it enters the last block. share: the branches' "
         "part of the sum's power there. dW: largest over smallest ‖∂L/∂W‖ of two blocks.",
         *sorted({f"No law: {entry.why}." for entry in c.entries if entry.why}),
+        *composites(c),
         verdict(c),
     ]
     return Group(Text(" · ".join(parts), style="dim"), "", shown, *(Text(note) for note in notes))
+
+
+def composites(c: Comparison) -> list[str]:
+    """What ∏R alone can do, beside the true gain, where several streams are mixed without a norm between."""
+    said = []
+    for e in c.entries:
+        gains = e.measured.settings.get("composite")
+        if gains:
+            pair = f"{short(gains['forward'])} forward (largest |row sum|) and {short(gains['backward'])} back (column sum)"
+            said.append(
+                f"{e.name}: ∏R stretches by at most {pair}; the gradient's exact gain is {short(_gain(e.measured))}."
+            )
+    return said
 
 
 def verdict(c: Comparison) -> str:
@@ -93,7 +107,7 @@ def figure(c: Comparison) -> Figure:
     for i, entry in enumerate(c.entries):
         style: dict[str, Any] = {"color": colours[i % len(colours)]}
         for what, p in entry.both().items():
-            for name, values in by_block(p, c.settings["block"]).items():
+            for name, values in by_block(p, entry.size).items():
                 drawn, x = np.where(values > 0, values, np.nan), np.arange(1, len(values) + 1)
                 if what == "law":
                     panels[name].plot(x, drawn, lw=1.4, **style)

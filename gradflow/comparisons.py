@@ -10,12 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from gradflow import checks, laws, precision, probes, profiles
+from gradflow import checks, laws, precision, probes, profiles, stream_flow
 from gradflow.branches import Branch, branches_of
-from gradflow.factors import Profile, plain
+from gradflow.factors import ENDS, Profile, plain
 from gradflow.inits import initialised
-from gradflow.schemes import Multipliers, Scheme, scheme_of
+from gradflow.schemes import Multipliers, Scheme
 from gradflow.stack import Drawn, Stack
+from gradflow.stream_stack import StreamStack, stack_of
+from gradflow.streams import StreamScheme, any_scheme
 
 Progress = Callable[[int, int], None]
 FINAL = "+final"
@@ -26,10 +28,15 @@ class Entry:
     """One scheme: its measured profile, the law's (``None`` where there is none, and ``why``)."""
 
     name: str
-    scheme: Scheme
+    scheme: Scheme | StreamScheme
     measured: Profile
     law: Profile | None
     why: str = ""
+
+    @property
+    def size(self) -> int:
+        """Sub-layers of one block: parallel branches are one."""
+        return sum(label not in ENDS for label in self.measured.labels) // self.measured.settings["depth"]
 
     def both(self) -> dict[str, Profile]:
         """The profiles that there are, by name."""
@@ -56,6 +63,7 @@ class Comparison:
         """Settings, and every figure of every profile; what is undefined is ``None``."""
         rows = [
             {"name": e.name, "equation": e.scheme.equation, "source": e.scheme.source, "why": e.why}
+            | {"streams": e.measured.settings.get("streams", 1), "composite": e.measured.settings.get("composite")}
             | {what: p.to_dict() for what, p in e.both().items()}
             for e in self.entries
         ]
@@ -105,7 +113,7 @@ def figures(p: Profile) -> dict[str, np.ndarray]:
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = functools.partial(np.mean, axis=0)
         stream, added = (np.exp(mean(np.log(getattr(p, name)))) for name in ("stream_rms", "branch_rms"))
-        kept = mean(p.skip) * stream
+        kept = mean(p.skip) * stream if p.kept_rms is None else np.exp(mean(np.log(p.kept_rms)))
         found = {"stream": stream, "share": added**2 / (added**2 + kept**2), "gradient": np.exp(mean(p.log_exact))[:-1]}
         if p.weight_grad is not None:
             found["weight_grad"] = np.exp(mean(np.log(p.weight_grad)))
@@ -114,10 +122,10 @@ def figures(p: Profile) -> dict[str, np.ndarray]:
 
 def by_block(p: Profile, size: int) -> dict[str, np.ndarray]:
     """`figures` of whole blocks of ``size`` sub-layers: stream and gradient as they stand at the block's input, the mean share,
-    and the norm of all its weight gradients. A final norm's row is left out.
+    and the norm of all its weight gradients. Rows that are no sub-layer (a final norm, ends of several streams) are left out.
     """
-    n = len(p.labels) - ("final norm" in p.labels)
-    found = {name: values[:n].reshape(-1, size) for name, values in figures(p).items()}
+    inside = np.asarray([label not in ENDS for label in p.labels])
+    found = {name: values[inside].reshape(-1, size) for name, values in figures(p).items()}
     out = {name: found[name][:, 0] for name in ("stream", "gradient")} | {"share": found["share"].mean(1)}
     if "weight_grad" in found:
         out["weight_grad"] = np.sqrt(np.sum(found["weight_grad"] ** 2, 1))
@@ -137,7 +145,7 @@ class Tokens(NamedTuple):
     cosine: float = 0.0
     cotangent_cosine: float = 0.0
 
-    def draw(self, key: Array, cosine: float, stack: Stack) -> Array:
+    def draw(self, key: Array, cosine: float, stack: Stack | StreamStack) -> Array:
         """Gaussian vectors of that cosine, (tokens, d)."""
         own = precision.normal(key, (self.number, stack.d), stack.dtype)
         if cosine == 0:
@@ -149,7 +157,9 @@ class Tokens(NamedTuple):
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def measure(stack: Stack, tokens: Tokens, watched: bool, numbers: Multipliers, keys: Array) -> dict[str, Array]:
+def measure(
+    stack: Stack | StreamStack, tokens: Tokens, watched: bool, numbers: Multipliers | None, keys: Array
+) -> dict[str, Array]:
     """Rows of random networks of a shape, one after another; each with an input of unit rms and a Gaussian cotangent."""
 
     def one(key: Array) -> dict[str, Array]:
@@ -157,13 +167,15 @@ def measure(stack: Stack, tokens: Tokens, watched: bool, numbers: Multipliers, k
         x = tokens.draw(k_x, tokens.cosine, stack)
         cotangent = tokens.draw(k_cotangent, tokens.cotangent_cosine, stack)
         x = x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True))
+        if isinstance(stack, StreamStack):
+            return stream_flow.profile(stack, Drawn(k_weights), x, cotangent[None], watched)
         return probes.profile(stack, Drawn(k_weights, None, numbers), x, cotangent, watched)[2]
 
     return jax.lax.map(one, keys)
 
 
 def compare(
-    schemes: Sequence[str | Scheme],
+    schemes: Sequence[str | Scheme | StreamScheme],
     block: str | Branch | Sequence[str | Branch] = ("attention", "mlp:gelu"),
     depth: int = 24,
     d: int = 512,
@@ -183,8 +195,9 @@ def compare(
 
     Parameters
     ----------
-    schemes : sequence of str or Scheme
-        Rows of the catalogue or of one's own; ``"pre-ln+final"`` is the row with a final norm.
+    schemes : sequence of str, Scheme or StreamScheme
+        Rows of the catalogues (`gradflow.schemes`, `gradflow.streams`) or of one's own; ``"pre-ln+final"`` is the row with a
+        final norm.
     block : str, Branch, or a sequence of them
         Branches of one block. Of one token attention is W_O W_V.
     depth, d : int
@@ -213,7 +226,7 @@ def compare(
     ValueError
         For an argument out of range; the message names it.
     """
-    specs = [schemes] if isinstance(schemes, str | Scheme) else list(schemes)
+    specs = [schemes] if isinstance(schemes, str | Scheme | StreamScheme) else list(schemes)
     if not specs:
         raise ValueError("schemes: needs at least one")
     rows = [_row(spec, final_norm) for spec in specs]
@@ -223,7 +236,7 @@ def compare(
     cosines = {"token_cosine": token_cosine, "cotangent_cosine": cotangent_cosine}
     drawn = Tokens(number, *(checks.cosine(name, value, number) for name, value in cosines.items()))
     options = {"norm": norm, "eps": 0.0, "dtype": precision.resolve(dtype)}
-    stacks = [Stack.make(row, branches, depth, d, final_norm=final, **options) for _, row, final in rows]
+    stacks = [stack_of(row, branches, depth, d, final_norm=final, **options) for _, row, final in rows]
     watched = all(hasattr(branch, "matrices") for branch in branches)
     entries = []
     for i, ((name, row, _), stack) in enumerate(zip(rows, stacks, strict=True)):
@@ -234,36 +247,43 @@ def compare(
         progress(len(rows), len(rows))
     settings = stacks[0].settings() | {"init": init, "tokens": number, **cosines, "seeds": seeds, "key": key}
     settings["final_norm"] = final_norm
-    settings["block"] = len(branches)
-    for name in ("scheme", "equation"):
-        settings.pop(name)
+    settings |= {"block": len(branches), "branch": " + ".join(branch.name for branch in branches)}
+    for name in ("scheme", "equation", "streams", "composite"):
+        settings.pop(name, None)
     return Comparison(tuple(entries), settings)
 
 
-def _row(spec: str | Scheme, final: bool) -> tuple[str, Scheme, bool]:
+def _row(spec: str | Scheme | StreamScheme, final: bool) -> tuple[str, Scheme | StreamScheme, bool]:
     """Name, row, and whether a final norm follows."""
     if isinstance(spec, str) and spec.endswith(FINAL):
-        return spec, scheme_of(spec.removesuffix(FINAL)), True
-    row = scheme_of(spec)
+        return spec, any_scheme(spec.removesuffix(FINAL)), True
+    row = any_scheme(spec)
     return spec if isinstance(spec, str) else row.name, row, bool(final)
 
 
-def _measured(stack: Stack, tokens: Tokens, watched: bool, seeds: int, key: int) -> Profile:
-    shape = replace(stack, scheme=stack.scheme.shape)
+def _measured(stack: Stack | StreamStack, tokens: Tokens, watched: bool, seeds: int, key: int) -> Profile:
     with precision.scope(stack.dtype):
         keys = jax.random.split(jax.random.key(key), seeds)
-        numbers = stack.multipliers()
-        if stack.scheme.of_power and stack.mixes and tokens.number > 1:
-            # as Admin does: one pass forward, ω = 1, to see the branches
-            numbers = numbers._replace(alpha=np.ones_like(numbers.alpha))
-            rms = np.asarray(measure(shape, tokens, watched, numbers, keys[:1])["branch_rms"][0])
-            numbers = stack.multipliers(np.mean(rms[: stack.sublayers].reshape(numbers.alpha.shape) ** 2, 0).tolist())
-        found = measure(shape, tokens, watched, numbers, keys)
+        if isinstance(stack, StreamStack):
+            found = measure(stack, tokens, watched, None, keys)
+        else:
+            found = _of_one_stream(stack, tokens, watched, keys)
     names, settings = profiles.labels(stack), {"what": "measured", **stack.settings(), "tokens": tokens.number}
     return Profile.from_rows({name: np.asarray(leaf) for name, leaf in found.items()}, names, settings)
 
 
-def _law(stack: Stack, tokens: Tokens) -> tuple[Profile | None, str]:
+def _of_one_stream(stack: Stack, tokens: Tokens, watched: bool, keys: Array) -> dict[str, Array]:
+    """Rows of one shape share a compilation; a row that takes the branches' powers sees them first."""
+    shape, numbers = replace(stack, scheme=stack.scheme.shape), stack.multipliers()
+    if stack.scheme.of_power and stack.mixes and tokens.number > 1:
+        # as Admin does: one pass forward, ω = 1, to see the branches
+        numbers = numbers._replace(alpha=np.ones_like(numbers.alpha))
+        rms = np.asarray(measure(shape, tokens, watched, numbers, keys[:1])["branch_rms"][0])
+        numbers = stack.multipliers(np.mean(rms[: stack.sublayers].reshape(numbers.alpha.shape) ** 2, 0).tolist())
+    return measure(shape, tokens, watched, numbers, keys)
+
+
+def _law(stack: Stack | StreamStack, tokens: Tokens) -> tuple[Profile | None, str]:
     """The law's profile, or why there is none."""
     options = {"d": stack.d, "norm": stack.norm, "final_norm": stack.final_norm, "tokens": tokens.number}
     options |= {"token_cosine": tokens.cosine, "cotangent_cosine": tokens.cotangent_cosine}

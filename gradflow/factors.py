@@ -10,6 +10,7 @@ from gradflow.intervals import exp
 
 FACTORS = ("affine", "projection", "norm", "skip", "branch")
 CURVES = ("exact", "trunk", "local", "bound")
+ENDS = ("expand", "readout", "final norm")  # rows that are no sub-layer: of several streams, and behind the last
 
 
 class Summary(NamedTuple):
@@ -36,6 +37,7 @@ class Profile:
     branch : ‖(αI + βF…)ᵀ v‖/(|α|‖v‖), what the article leaves out; where α = 0 the branch's own gain
     net : the sub-layer's gain
     stream_rms, branch_rms, sum_rms : rms of x as it enters, of β·N_branch(f) as it is added, and of u
+    kept_rms : rms of what the skip keeps, RX, where there are several streams
     stream_cosine : cos(x, u), u = αx + βf, mean over tokens: the article's premise
     alignment : cosine of the arriving gradient with û, pooled over tokens: what the projection really deletes
     mean_component : the same for the direction 1, which LayerNorm deletes too
@@ -72,6 +74,7 @@ class Profile:
     stream_rms: np.ndarray | None = None
     branch_rms: np.ndarray | None = None
     sum_rms: np.ndarray | None = None
+    kept_rms: np.ndarray | None = None
     stream_cosine: np.ndarray | None = None
     alignment: np.ndarray | None = None
     mean_component: np.ndarray | None = None

@@ -47,6 +47,7 @@ def through(jacobian: AnyJacobian | None, g: Float[Array, "k *cotangent"]) -> Pa
         one, zero = jnp.ones_like(size), jnp.zeros_like(size)
         return Passage(g, size, size, one, one, one, zero, zero)
     gain, largest = scaled(jacobian.gain)
+    largest = largest.reshape(())  # γ may have axes in front: of streams
     unit, power = scaled(g, g.ndim - 1)  # each vector by its own power: then one pass over it gives a length
     h = unit * gain
     tangent = jacobian.tangent(h)

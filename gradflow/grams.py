@@ -42,6 +42,11 @@ def _logit_variance() -> Callable[..., Any]:
     return to_jax((s.p, s.c, s.qq, s.kk), s.LOGIT_VARIANCE)
 
 
+def _before(branch: Attention, inner: Any, values: Gram, scores: Gram) -> Gram:
+    """Gradients of W_V x, W_Q x and W_K x: what comes back to x, without the matrices' gains."""
+    return values / (branch.gain_in * inner) ** 2 + scores / branch.gain_in**2
+
+
 def _hidden_norm(branch: Attention, powers: jax.Array) -> jax.Array:
     """What a norm before W_O multiplies each token by, and its gradient too."""
     return 1 / jnp.sqrt(powers) if branch.hidden_norm else jnp.ones_like(powers)
@@ -88,7 +93,7 @@ class Exchangeable:
         s2 = _logit_variance()(p, c, score, score)
         K1, M3, M22 = softmax.looked_up(table, s2)[:, 0]
         K2, D2, D1 = _overlap()(K1, M3, M22, n, others, s2, c / p)
-        value, last = (branch.gain_in * inner) ** 2, (branch.gain * outer) ** 2
+        value, last = branch.value_gain(p, inner), (branch.gain * outer) ** 2
 
         def at(G: Any, C: Any) -> list[Gram]:
             return [jnp.stack(pair) for pair in _exchanged()(p, c, G, C, K1, K2, D1, D2, others, score, score)]
@@ -100,8 +105,8 @@ class Exchangeable:
         def back(gradient: Gram) -> tuple[Gram, jax.Array]:
             _, values, queries, keys = at(*self.scaled(last * gradient, factors))
             scores = score * value * (queries + keys)
-            weights = self.inner(gradient, mixed) + self.inner(values + scores / branch.gain_in**2, fed)
-            return value * values + scores, weights
+            onto = value * values + scores
+            return onto, self.inner(gradient, mixed) + self.inner(_before(branch, inner, value * values, scores), fed)
 
         return last * mixed, back
 
@@ -170,7 +175,8 @@ class Positions:
         def apart(gram: Gram) -> jax.Array:  # p − c over the keys that a query sees
             return p - (below_own(gram) - seen * p) / pairs
 
-        score = branch.score_gain(jnp.mean(self.powers(fed)))
+        mean = self.own(fed)
+        score = branch.score_gain(mean)
         s2 = score**2 * self.powers(fed) * apart(turned)
         K1, M3, M22 = softmax.looked_up(table, s2)
         columns = [v[fewer] for v in (K1, M3, M22, seen, jnp.maximum(seen - 1, 1), s2)]
@@ -181,7 +187,7 @@ class Positions:
 
         traced = (jnp.cumsum(self.powers(fed)) if causal else jnp.full(self.tokens, jnp.sum(self.powers(fed))))[fewer]
         whole = below(fed)
-        value, last = (branch.gain_in * inner) ** 2, (branch.gain * outer) ** 2
+        value, last = branch.value_gain(mean, inner), (branch.gain * outer) ** 2
         mixed = value * (share * traced / shared + (1 - share) * (whole - traced) / rest)
         factors = _hidden_norm(branch, self.powers(mixed))
         mixed = self.scaled(mixed, factors)
@@ -193,7 +199,7 @@ class Positions:
             queries = score * D * turn * (traced / shared - ((below(turned) if branch.rope else whole) - traced) / rest)
             keys = score * onto_keys(D / shared * turned, -D / rest * turned) * self.join(1.0, turn)
             through = score * (queries + keys)
-            weights = self.inner(gradient, mixed) + self.inner(values + through / branch.gain_in**2, fed)
-            return value * values + through, weights
+            onto = value * values + through
+            return onto, self.inner(gradient, mixed) + self.inner(_before(branch, inner, value * values, through), fed)
 
         return last * mixed, back

@@ -44,6 +44,8 @@ def initialised(branches: Sequence[Branch], init: str, d: int | None) -> tuple[B
     width = d or 1024  # the others do not depend on it
 
     def one(branch: Any) -> Branch:
+        if hasattr(branch, "branches"):  # a sum: each part by its own shapes
+            return with_fields(branch, branches=tuple(map(one, branch.branches)))
         if not getattr(branch, "outer", ()) or not getattr(branch, "matrices", ()):
             return branch
         hidden = round(getattr(branch, "ratio", 1) * width)

@@ -19,7 +19,8 @@ from gradflow.factors import Profile, backward_sum, safe_log
 from gradflow.inits import initialised
 from gradflow.leading import LENGTHS, distinct, leading
 from gradflow.numeric import to_jax
-from gradflow.schemes import ONE, Multipliers, Scheme, scheme_of
+from gradflow.schemes import ONE, Multipliers, Scheme
+from gradflow.streams import StreamScheme, any_scheme
 from gradflow.symbolic import depth as symbolic
 from gradflow.symbolic import moments as gaussian
 
@@ -191,7 +192,7 @@ def _curve(case: Case, frozen: bool) -> dict[str, np.ndarray]:
 
 
 def law(
-    scheme: str | Scheme,
+    scheme: str | Scheme | StreamScheme,
     block: str | Branch | Sequence[str | Branch] = ("mlp:relu",),
     depth: int = 24,
     *,
@@ -241,7 +242,11 @@ def law(
     ValueError
         For an unknown name, a bad size, or a scheme without a law.
     """
-    row = scheme_of(scheme)
+    row = any_scheme(scheme)
+    if isinstance(row, StreamScheme):
+        from gradflow import stream_law  # which stands on this module
+
+        return stream_law.law(row, block, depth, d=d, norm=norm, final_norm=final_norm, tokens=tokens)
     tokens = checks.integer("tokens", tokens, 1)
     if isinstance(probes, bool) or not probes >= 1:
         raise ValueError(f"probes: needs a number of at least 1, got {probes!r}")
@@ -260,6 +265,9 @@ def law(
         numbers = row.multipliers(depth * len(branches), powers)
         if not numbers.alpha.all():
             raise ValueError(NO_SKIP.format(row.name))
+        for branch in branches:
+            if hasattr(branch, "branches") and not hasattr(branch, "inner") and np.any(numbers.inner != 1):
+                raise ValueError(f"block: {branch.name!r} has no inner matrix in some part, which {row.name!r} scales")
         case = Case(branches, numbers, row.norm_out, centred, bool(final_norm), width, tokens, probes)
         refined = d is not None and row.then is None and row.norm_in != row.norm_out and not row.norm_branch
         refined = refined and norm in LENGTHS

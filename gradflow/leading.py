@@ -53,7 +53,7 @@ class Part:
         return self.norm in LENGTHS and (self.scheme.norm_in or self.scheme.norm_out)
 
 
-def _branch(branch: Branch, power: Any, inner: Any, outer: Any) -> tuple[Any, Any, Any]:
+def branch_powers(branch: Branch, power: Any, inner: Any, outer: Any) -> tuple[Any, Any, Any]:
     """q, χ of x ↦ f(√power x), and the power of its weight gradients."""
     at = branch.moments_at(power, inner, outer)
     q, chi = (jnp.broadcast_to(m, jnp.shape(power)) for m in (at.q, at.chi))
@@ -62,7 +62,7 @@ def _branch(branch: Branch, power: Any, inner: Any, outer: Any) -> tuple[Any, An
 
 @functools.partial(jax.jit, static_argnums=0)
 def _moments(branch: Branch, rows: jax.Array) -> jax.Array:
-    return jax.lax.map(lambda row: jnp.stack(_branch(branch, *row)), rows)
+    return jax.lax.map(lambda row: jnp.stack(branch_powers(branch, *row)), rows)
 
 
 def distinct(*columns: Any) -> tuple[np.ndarray, np.ndarray]:
@@ -76,7 +76,7 @@ def distinct(*columns: Any) -> tuple[np.ndarray, np.ndarray]:
 
 
 def looked_up(branch: Branch, *columns: jax.Array) -> tuple:
-    """`_branch` at every sub-layer, each distinct (power, inner, outer) once."""
+    """`branch_powers` at every sub-layer, each distinct (power, inner, outer) once."""
     rows, where = distinct(*columns)
     return tuple(jnp.asarray(np.asarray(_moments(branch, jnp.asarray(rows)))[where].T))
 
@@ -93,7 +93,7 @@ def _recursion(part: Part, start: jax.Array, numbers: Multipliers, moments: tupl
             alpha, beta, sigma, inner, outer = (column[k] for column in numbers)
             into, d_in = norm_powers(norm, row.norm_in, Q)
             power = sigma**2 * into
-            q, chi, weights = [m[k] for m in moments] if moments else _branch(branch, power, inner, outer)
+            q, chi, weights = [m[k] for m in moments] if moments else branch_powers(branch, power, inner, outer)
             n_branch, d_branch = norm_powers(norm, row.norm_branch, q)
             total = formula(alpha, beta, sigma, Q, power, chi, n_branch, 0.0, d_in, d_branch, 0.0)[0]
             n_out, d_out = norm_powers(norm, row.norm_out, total)

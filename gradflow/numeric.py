@@ -9,7 +9,7 @@ import sympy
 _SPECIAL = {"erf": jax.scipy.special.erf, "erfc": jax.scipy.special.erfc, "loggamma": jax.scipy.special.gammaln}
 
 
-def to_jax(arguments: Sequence[sympy.Symbol], expression: Any) -> Callable[..., Any]:
+def to_jax(arguments: Sequence[sympy.Symbol | sympy.MatrixSymbol], expression: Any) -> Callable[..., Any]:
     """Compile an expression, or a tuple of them, to a JAX function of ``arguments``.
 
     SymPy's JAX printer maps special functions to Python's ``math``, which cannot be traced; they are named here.

@@ -7,7 +7,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from gradflow.factors import Profile
+from gradflow.factors import ENDS, Profile
 from gradflow.report import grid, number, profile_table
 
 
@@ -48,12 +48,12 @@ def arrows(p: Profile) -> Table:
     names = p.settings["branch"].split(" + ")
     columns = ("", "x", "f(x), as added", "u = αx + βf(x)", "x'")
     out = grid(f"{p.settings['equation']}: rms at each arrow, forward → and gradient ← (1 at x')", columns)
-    inside = len(p.labels) - bool(p.settings["final_norm"])
-    entering = _column(p, "stream_rms")[:inside]
-    leaving = np.append(_column(p, "stream_rms")[1:], np.nan)[:inside]  # what enters the next sub-layer
-    at_u = np.prod([_column(p, name)[:inside] for name in ("affine", "projection", "norm")], axis=0)
-    ahead = [entering, _column(p, "branch_rms")[:inside], _column(p, "sum_rms")[:inside], leaving]
-    back = [_column(p, "net")[:inside], at_u * _column(p, "branch_return")[:inside], at_u, np.ones(inside)]
+    inside = np.asarray([label not in ENDS for label in p.labels])
+    entering = _column(p, "stream_rms")[inside]
+    leaving = np.append(_column(p, "stream_rms")[1:], np.nan)[inside]  # what enters the next sub-layer
+    at_u = np.prod([_column(p, name)[inside] for name in ("affine", "projection", "norm")], axis=0)
+    ahead = [entering, _column(p, "branch_rms")[inside], _column(p, "sum_rms")[inside], leaving]
+    back = [_column(p, "net")[inside], at_u * _column(p, "branch_return")[inside], at_u, np.ones(inside.sum())]
     for k, name in enumerate(names):
         rows = slice(k, None, len(names))
         out.add_row(name, *(f"→ {number(_mean(values[rows]))}" for values in ahead))

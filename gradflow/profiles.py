@@ -10,11 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from gradflow import chains, checks, cotangents, precision, probes
+from gradflow import chains, checks, cotangents, precision, probes, stream_flow
 from gradflow.factors import Profile
 from gradflow.flow import Rows, flow
 from gradflow.norms import AnyNorm
 from gradflow.stack import Drawn, Stack, Weights
+from gradflow.stream_stack import StreamStack
 
 Loss = Callable[[Any], Any]
 MEMORY = ("full", "low")
@@ -37,9 +38,10 @@ def profile(
 
     Parameters
     ----------
-    model : Stack, checkpoint, or list
-        A `Stack` (with ``weights``, or random ones of ``key``); anything with a ``stack`` and ``weights`` of its own, such as
-        `gradflow.checkpoints.load` returns; or a list of functions, `gradflow.Residual` sub-layers and norm layers.
+    model : Stack, StreamStack, checkpoint, or list
+        A `Stack` or `gradflow.stream_stack.StreamStack` (with ``weights``, or random ones of ``key``); anything with a
+        ``stack`` and ``weights`` of its own, such as `gradflow.checkpoints.load` returns; or a list of functions,
+        `gradflow.Residual` sub-layers and norm layers.
     x : (tokens, d) or (batch, tokens, d)
         The stream as it enters. Each state of a batch is a row ("seed") of the profile. For a list, one state of any shape
         that its functions take; axes before the last count as tokens.
@@ -78,7 +80,7 @@ def profile(
                 raise ValueError(f"{name}: a list of functions carries its own; leave {name} out")
         return _chain(chains.checked(model), x, **case)
     stack = getattr(model, "stack", model)
-    if not isinstance(stack, Stack):
+    if not isinstance(stack, Stack | StreamStack):
         raise ValueError(
             f"model: cannot profile a {type(model).__name__}; needs a Stack, a checkpoint, or a list of functions "
             "(gradflow.adapters turns Equinox and Flax modules into one)"
@@ -87,6 +89,8 @@ def profile(
     if weights is not None and seeds != 1:
         raise ValueError("seeds: given weights are one network; leave seeds out")
     checks.integer("seeds", seeds, 1)
+    if mask is not None and isinstance(stack, StreamStack):
+        raise ValueError("mask: a stack of several streams takes none; leave padding out of x")
     if weight_grad and (number > 1 or memory == "low"):
         raise ValueError("weight_grad: comes with one cotangent and memory='full'")
     unwatched = [b.name for b in stack.block if not hasattr(b, "matrices")]
@@ -100,7 +104,7 @@ def profile(
 class _Case:
     """Checked arguments of a stack's profile."""
 
-    stack: Stack
+    stack: Stack | StreamStack
     weights: Weights | None
     seeds: int
     watched: bool
@@ -147,7 +151,7 @@ class _Case:
         return finish(rows, labels(stack), settings, stack.dtype)
 
 
-def gaussian_state(stack: Stack, tokens: int, key: int) -> np.ndarray:
+def gaussian_state(stack: Stack | StreamStack, tokens: int, key: int) -> np.ndarray:
     """A state of standard Gaussian tokens, (tokens, d)."""
     checks.integer("tokens", tokens, 1)
     with precision.scope(stack.dtype):
@@ -155,10 +159,12 @@ def gaussian_state(stack: Stack, tokens: int, key: int) -> np.ndarray:
         return np.asarray(precision.normal(seed, (tokens, stack.d), stack.dtype))
 
 
-def labels(stack: Stack) -> tuple[str, ...]:
-    """One name a row: the block's number, and the branch where a block has several."""
+def labels(stack: Stack | StreamStack) -> tuple[str, ...]:
+    """One name a row: the block's number, and the branch where a block has several; the ends of several streams."""
     several = len(stack.block) > 1
     rows = [f"{l + 1} {b.name}" if several else str(l + 1) for l in range(stack.depth) for b in stack.block]
+    if isinstance(stack, StreamStack) and stack.scheme.streams > 1:
+        rows = ["expand", *rows, "readout"]
     return (*rows, "final norm") if stack.final_norm else tuple(rows)
 
 
@@ -199,7 +205,7 @@ def gradient_of(loss: Loss, out: Array) -> Array:
 
 @functools.partial(jax.jit, static_argnums=(0, 6, 7, 8, 9))
 def measure(
-    stack: Stack,
+    stack: Stack | StreamStack,
     weights: Weights | None,
     keys: Array,
     states: Float[Array, "n tokens d"],
@@ -215,6 +221,9 @@ def measure(
     def one(key: Array, x: Array, sent: Array | None, real: Array | None) -> Rows:
         found = Drawn(key) if weights is None else weights
         found = found if real is None else dataclasses.replace(found, mask=real)  # type: ignore[type-var]
+        if isinstance(stack, StreamStack):
+            back = sent if loss is None else functools.partial(gradient_of, loss)  # type: ignore[assignment]
+            return stream_flow.profile(stack, found, x, back, watched)  # type: ignore[arg-type]
         if not low:
             back = sent[0] if loss is None else functools.partial(gradient_of, loss)  # type: ignore[index]
             return probes.profile(stack, found, x, back, watched)[2]

@@ -17,8 +17,9 @@ from gradflow import kernels, softmax
 from gradflow.attention import Attention
 from gradflow.branches import Branch
 from gradflow.dropout import Dropout
-from gradflow.grams import Exchangeable, Gram, Positions, Table
-from gradflow.leading import LENGTHS, Rows, _branch
+from gradflow.grams import Exchangeable, Gram, Positions
+from gradflow.leading import LENGTHS, Rows, branch_powers, distinct
+from gradflow.parallel import Parallel
 from gradflow.schemes import Multipliers, Scheme
 
 ASSUMPTIONS = (
@@ -45,7 +46,8 @@ def _undropped(branch: Branch) -> Branch:
 
 def layout_of(branches: Sequence[Branch], tokens: int) -> Layout:
     """Two numbers, unless a branch knows the tokens' order."""
-    ordered = any(getattr(b, "causal", False) or getattr(b, "rope", False) for b in branches)
+    parts = [part for b in map(_undropped, branches) for part in getattr(b, "branches", (b,))]
+    ordered = any(getattr(b, "causal", False) or getattr(b, "rope", False) for b in parts)
     return Positions(tokens) if ordered else Exchangeable(tokens)
 
 
@@ -72,11 +74,20 @@ def through(
         value, back = through(part, branch.branch, fed, inner, outer, looked_up)
         grown = 1 / (1 - branch.rate)
         return _own_times(layout, value, grown), lambda gradient: back(_own_times(layout, gradient, grown))
+    if isinstance(branch, Parallel):
+        each = [through(part, b, fed, inner, outer, found) for b, found in zip(branch.branches, looked_up, strict=True)]
+        gain = branch.gain**2
+
+        def summed(gradient: Gram) -> tuple[Gram, jax.Array]:
+            onto, weights = zip(*(back(gain * gradient) for _, back in each), strict=True)
+            return functools.reduce(jnp.add, onto), functools.reduce(jnp.add, weights)
+
+        return gain * functools.reduce(jnp.add, [value for value, _ in each]), summed
     if isinstance(branch, Attention):
         return layout.attend(branch, fed, inner, outer, looked_up)
     power = layout.own(fed)
     kernel = branch.pairs(power, inner, outer) if looked_up is None else looked_up
-    own, other = _branch(branch, power, inner, outer), kernels.at(kernel, layout.cosines(fed))
+    own, other = branch_powers(branch, power, inner, outer), kernels.at(kernel, layout.cosines(fed))
     value, slope, weights = (layout.join(a, b) for a, b in zip(own, other, strict=True))
     return value, lambda gradient: (gradient * slope / power, layout.inner(gradient, weights))
 
@@ -137,14 +148,18 @@ def _forward(part: TokenPart, start: Gram, numbers: Multipliers, kernels: Any, t
         grams = []
         for k in range(len(part.branches)):
             grams.append(X)
-            X, _ = sublayer(part, k, [c[k] for c in columns], _looked_up(each, tables, k), X)
+            X, _ = sublayer(part, k, [c[k] for c in columns], _looked_up(part.branches[k], each[k], tables[k]), X)
         return X, jnp.stack(grams) if keep else None
 
     return jax.lax.scan(block, start, (tuple(numbers), kernels))
 
 
-def _looked_up(kernels: Any, tables: Any, k: int) -> Any:
-    return tables[k] if tables[k] is not None else kernels[k]
+def _looked_up(branch: Branch, kernel: Any, table: Any) -> Any:
+    """What `through` wants of a branch: attention's table, which all blocks share, or a block's kernel; a sum's parts' each."""
+    branch = _undropped(branch)
+    if isinstance(branch, Parallel):
+        return tuple(map(_looked_up, branch.branches, kernel, table))
+    return table if isinstance(branch, Attention) else kernel
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -153,7 +168,7 @@ def _back(part: TokenPart, carry: Sequence[Any], grams: Any, numbers: Multiplier
         X, columns, each = inputs
         rows: list[Rows] = []
         for k in reversed(range(len(part.branches))):
-            _, back = sublayer(part, k, [c[k] for c in columns], _looked_up(each, tables, k), X[k])
+            _, back = sublayer(part, k, [c[k] for c in columns], _looked_up(part.branches[k], each[k], tables[k]), X[k])
             *carry, figures = back(*carry)
             rows.insert(0, figures)
         return tuple(carry), jax.tree.map(lambda *leaves: jnp.stack(jnp.broadcast_arrays(*leaves)), *rows)
@@ -166,27 +181,32 @@ def _kernels(branch: Branch, rows: jax.Array) -> jax.Array:
     return jax.lax.map(lambda row: branch.pairs(*row), rows)
 
 
-def _lookups(part: TokenPart, numbers: Multipliers, cosine: float) -> tuple[tuple, tuple]:
-    """Each branch's kernel at every block, (blocks, …), where its power is known; and attention's tables."""
-    found: list[Any] = []
-    tables: list[Table | None] = []
+def _lookup(part: TokenPart, branch: Branch, columns: np.ndarray, cosine: float) -> tuple[Any, Any]:
+    """A branch's kernel at every block, (blocks, …), where its power is known, and attention's table; ``None`` else.
+
+    ``columns`` are the scheme's scale, inner and outer at every block.
+    """
+    branch = _undropped(branch)
+    if isinstance(branch, Parallel):
+        return tuple(zip(*(_lookup(part, each, columns, cosine) for each in branch.branches), strict=True))  # type: ignore[return-value]
     fixed, n = known(part.scheme, part.norm), part.layout.tokens
-    for k, branch in enumerate(map(_undropped, part.branches)):
-        scale, inner, outer = (np.asarray(c[:, k]) for c in numbers[2:])
-        if isinstance(branch, Attention):
-            power = (
-                1.0 if branch.qk_norm else np.max(scale, initial=0.0) ** 2
-            )  # both ways: 1/power · power of a QK-norm
-            spread = 1.0 if cosine >= 0 else n / (n - 1)  # 1 − cosine, at most
-            bounded = (fixed or branch.qk_norm) and (branch.score_gain(power) * power) ** 2 * spread <= softmax.TURN
-            tables.append(softmax.table(tuple(range(1, n + 1)) if branch.causal else (n,), bool(bounded)))
-            found.append(None)
-        else:
-            tables.append(None)
-            rows = np.stack([scale**2, inner, outer], 1)
-            each, where = np.unique(rows, axis=0, return_inverse=True)
-            found.append(_kernels(branch, jnp.asarray(each))[where.ravel()] if fixed else None)
-    return tuple(found), tuple(tables)
+    if isinstance(branch, Attention):
+        normed = branch.score_gain(4.0) != branch.score_gain(1.0)  # a norm on q and k: s² is 1 − cosine at any power
+        power = 1.0 if normed else np.max(columns[:, 0], initial=0.0) ** 2
+        spread = 1.0 if cosine >= 0 else n / (n - 1)  # 1 − cosine, at most
+        bounded = (fixed or normed) and (branch.score_gain(power) * power) ** 2 * spread <= softmax.TURN
+        return None, softmax.table(tuple(range(1, n + 1)) if branch.causal else (n,), bool(bounded))
+    if not fixed:
+        return None, None
+    rows, where = distinct(columns[:, 0] ** 2, columns[:, 1], columns[:, 2])
+    return _kernels(branch, jnp.asarray(rows))[where], None
+
+
+def _lookups(part: TokenPart, numbers: Multipliers, cosine: float) -> tuple[tuple, tuple]:
+    """`_lookup` of the block's branches: kernels, and tables."""
+    columns = np.stack([np.asarray(c) for c in numbers[2:]], -1)
+    each = [_lookup(part, branch, columns[:, k], cosine) for k, branch in enumerate(part.branches)]
+    return tuple(kernel for kernel, _ in each), tuple(table for _, table in each)
 
 
 def follow(
@@ -204,7 +224,8 @@ def follow(
 
     Powers as from `gradflow.leading.leading`, means over tokens; with the tokens' and their gradients' mean cosines.
     """
-    if not all(isinstance(_undropped(b), Attention) or hasattr(b, "pairs") for b in branches):
+    parts = [part for b in map(_undropped, branches) for part in getattr(b, "branches", (b,))]
+    if not all(isinstance(_undropped(b), Attention) or hasattr(b, "pairs") for b in parts):
         raise ValueError("block: a branch of yours needs `pairs` for a law of several tokens")
     if norm not in (*LENGTHS, "none"):
         raise ValueError(f"norm: the law of several tokens knows {', '.join(LENGTHS)} and none, not {norm!r}")

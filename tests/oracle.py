@@ -98,8 +98,12 @@ def turned(vector, position):
     return out
 
 
-def attention(params, x, heads, causal=False, mask=None, rope=False, qk_norm=False, hidden=None):
-    """Multi-head attention, one head and one query at a time; ``hidden`` names a norm before the last matrix."""
+def attention(
+    params, x, heads, causal=False, mask=None, rope=False, qk_norm=False, hidden=None, normed=lambda part: part
+):
+    """Multi-head attention, one head and one query at a time; ``normed`` acts on the queries, keys and values of a head,
+    ``hidden`` names a norm before the last matrix.
+    """
     (tokens, d), rows = x.shape[-2:], []
     width = d // heads
 
@@ -111,8 +115,8 @@ def attention(params, x, heads, causal=False, mask=None, rope=False, qk_norm=Fal
         parts = []
         for h in range(heads):
             part = slice(h * width, (h + 1) * width)
-            q = project("_q", part, x[..., i, :])
-            k, v = (project(name, part, x[..., seen, :]) for name in ("_k", "_v"))
+            q = normed(project("_q", part, x[..., i, :]))
+            k, v = (normed(project(name, part, x[..., seen, :])) for name in ("_k", "_v"))
             if qk_norm:
                 q, k = (t / np.sqrt(np.mean(t * t, -1, keepdims=True)) for t in (q, k))
             if rope:

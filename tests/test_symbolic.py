@@ -82,6 +82,7 @@ CORRUPTIONS = {
     "residual-block": scaled,
     "two-projections": bent,
     "projections": bent,
+    "streams": scaled,
 }
 
 

@@ -7,6 +7,7 @@ lists what there is. By module:
 * ``norms``: the normalisations' Jacobians, and two numbers that say what each does to a gradient;
 * ``residual``: the Jacobian of one residual block, every slot optional;
 * ``projections``: products of identities with a low-rank correction, and their spectra;
+* ``depth``, ``streams``: the depth law at initialisation, of one residual stream and of several;
 * ``readings``: the estimate (1−c)^L, from both of its readings.
 
 Nothing is imported before it is asked for.

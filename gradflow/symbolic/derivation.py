@@ -27,6 +27,7 @@ _CATALOGUE = {
     "depth-law": "gradflow.symbolic.depth_derivation:depth_law",
     "end-to-end": "gradflow.symbolic.telescope:derivation",
     "attention": "gradflow.symbolic.attention_derivation:derivation",
+    "streams": "gradflow.symbolic.streams:derivation",
 }
 
 NAMES = tuple(_CATALOGUE)
@@ -44,6 +45,7 @@ _LETTERS = {
     r"\alpha": "α",
     r"\beta": "β",
     r"\cdot": "·",
+    r"\otimes": "⊗",
     r"\arccos": "arccos",
     r"\cos": "cos",
     r"\log": "log",
