@@ -228,7 +228,7 @@ def with_power(branch: Branch, q_f: float) -> Branch:
     return with_fields(branch, **{n: getattr(branch, n) * factor for n in ("gain", "bias") if hasattr(branch, n)})
 
 
-def with_fields(branch: Any, **fields: float) -> Branch:
+def with_fields(branch: Any, **fields: Any) -> Branch:
     """The branch with some of its fields replaced: those of the branch within, where it wraps one."""
     within = getattr(branch, "branch", None)
     return replace(branch, **fields if within is None else {"branch": with_fields(within, **fields)})
