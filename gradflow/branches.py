@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from gradflow import checks, kernels
 from gradflow.attention import Attention
+from gradflow.experts import Experts
 from gradflow.kernels import Kernel
 from gradflow.matrices import Basis, Params, State, gaussian, linear
 from gradflow.mlp import MLP
@@ -169,7 +170,8 @@ def branch_of(spec: str | Branch) -> Branch:
     """Return the branch that a name stands for; a branch object is returned as it is."""
     if all(hasattr(spec, part) for part in ("name", "gain", "tokenwise", "init", "apply", "push", "moments")):
         return spec  # type: ignore[return-value]
-    return BRANCHES[checks.one_of("branch", spec, BRANCHES)]
+    mixture: Any = Experts.named(spec)
+    return mixture or BRANCHES[checks.one_of("branch", spec, BRANCHES)]
 
 
 def branches_of(block: Any) -> tuple[Branch, ...]:
@@ -189,6 +191,11 @@ def branches_of(block: Any) -> tuple[Branch, ...]:
 def of_one_token(branches: Sequence[Branch]) -> tuple[Branch, ...]:
     """What branches are where a token sees itself alone: attention is W_O W_V."""
     return tuple(getattr(b, "of_one_token", lambda b=b: b)() for b in branches)
+
+
+def behind_norm(branches: Sequence[Branch]) -> tuple[Branch, ...]:
+    """What branches are to the law where a norm follows: it takes out a part of the gradient that goes through a router."""
+    return tuple(getattr(b, "behind_norm", lambda b=b: b)() for b in branches)
 
 
 def powers_of(branches: Sequence[Branch]) -> list[float]:

@@ -82,11 +82,15 @@ class MLP:
         }
         return drawn | {"w_out": gaussian(keys[-1], (d, m), self.gain / math.sqrt(m), dtype)}
 
-    def apply(self, params: Params, x: State) -> State:
-        """``f(x)``."""
+    def hidden(self, params: Params, x: State) -> Float[Array, "tokens m"]:
+        """``h``, what the last matrix sees."""
         phi, _ = _activation(self.phi)
         hidden = phi(linear(params, "_in", x))
-        return linear(params, "_out", hidden * linear(params, "_gate", x) if self.gated else hidden)
+        return hidden * linear(params, "_gate", x) if self.gated else hidden
+
+    def apply(self, params: Params, x: State) -> State:
+        """``f(x)``."""
+        return linear(params, "_out", self.hidden(params, x))
 
     def push(self, params: Params, x: State, basis: Basis) -> Basis:
         """``(W₂ ∘ φ') W₁ @ basis``; F is formed first where that is the cheaper order (k ≥ d)."""
