@@ -124,6 +124,20 @@ def test_sums_over_the_router_are_those_of_draws(number, k, renormalised, tau):
     assert np.all(np.abs(top_k.means(number, k, renormalised, tau) - drawn.mean(1)) < 4 * error)
 
 
+def test_what_a_norm_leaves_of_the_routers_way_is_that_of_draws(x64):
+    """(δ − w wᵀ/Σw²) between D and D, over Σw²: of a softmax over the chosen, and of one over all alike."""
+    tau = 1.3
+    e = np.exp(np.sort(tau * np.random.default_rng(1).standard_normal((100_000, 4)))[:, ::-1])
+    for renormalised in (True, False):
+        p = e[:, :2] / e[:, :2].sum(1, keepdims=True) if renormalised else e / e.sum(1, keepdims=True)
+        w, D = p[:, :2], p[:, :2, None] * (np.eye(p.shape[1])[:2] - p[:, None])
+        size = (w**2).sum(1)
+        left = ((D**2).sum((1, 2)) - (np.einsum("ne,nej->nj", w, D) ** 2).sum(1) / size) / size
+        f = replace(SMALL, renormalised=renormalised, router_gain=0.0, imbalance=tau)
+        s, through = f.behind_norm().sums(1.0)
+        assert abs(through / s - left.mean()) < 4 * left.std() / math.sqrt(len(left))
+
+
 def test_the_table_is_the_quadrature_and_its_tail_near_it(x64):
     for tau in (0.3, 1.7, 6.0):
         np.testing.assert_allclose(top_k.at(4, 2, True, tau), top_k.means(4, 2, True, tau), atol=1e-10)
