@@ -17,6 +17,7 @@ from jaxtyping import Array
 
 from gradflow import checks, kernels
 from gradflow.attention import Attention
+from gradflow.experts import Experts
 from gradflow.kernels import Kernel
 from gradflow.matrices import Basis, Params, State, gaussian, linear
 from gradflow.mlp import HIDDEN_NORMS, MLP
@@ -170,7 +171,8 @@ BRANCHES: dict[str, Any] = {  # Branch by name; `named` adds a norm to those tha
 def named(argument: str, name: object) -> Branch:
     """The branch of a name, as in ``mlp:gelu`` or, with a norm before the last matrix, ``mlp:gelu+layernorm``."""
     plain, plus, norm = name.partition("+") if isinstance(name, str) else (name, "", "")
-    branch = BRANCHES[checks.one_of(argument, plain, BRANCHES)]
+    mixture: Any = Experts.named(plain)
+    branch = mixture or BRANCHES[checks.one_of(argument, plain, BRANCHES)]
     if not plus:
         return branch
     if not hasattr(branch, "hidden_norm"):
@@ -209,6 +211,11 @@ def branches_of(block: Any) -> tuple[Branch, ...]:
 def of_one_token(branches: Sequence[Branch]) -> tuple[Branch, ...]:
     """What branches are where a token sees itself alone: attention is W_O W_V."""
     return tuple(getattr(b, "of_one_token", lambda b=b: b)() for b in branches)
+
+
+def behind_norm(branches: Sequence[Branch]) -> tuple[Branch, ...]:
+    """What branches are to the law where a norm follows: it takes out a part of the gradient that goes through a router."""
+    return tuple(getattr(b, "behind_norm", lambda b=b: b)() for b in branches)
 
 
 def powers_of(branches: Sequence[Branch]) -> list[float]:

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from gradflow import checks
-from gradflow.branches import branch_of, of_one_token
+from gradflow.branches import behind_norm, branch_of, of_one_token
 from gradflow.matrices import Basis, Params, State
 from gradflow.symbolic import variants
 from gradflow.symbolic.moments import BranchMoments
@@ -91,6 +91,10 @@ class Dropout:
     def weight_power(self, power: Any, inner: Any, outer: Any) -> Any:
         """The branch's, which sees v ⊙ μ, of power ‖v‖²/(1 − rate)."""
         return self.branch.weight_power(power, inner, outer) / (1 - self.rate)
+
+    def behind_norm(self) -> "Dropout":
+        """The branch as the law has it where a norm follows."""
+        return dataclasses.replace(self, branch=behind_norm((self.branch,))[0])
 
     def of_one_token(self) -> "Dropout":
         """The branch as it is where a token sees itself alone."""

@@ -160,6 +160,10 @@ class _Case:
         checks.fraction("c", c)
         checks.one_of("reading", reading, ("norm", "alignment"))
         row, f = scheme_of(scheme), branch_of(branch)
+        if getattr(f, "spreads", False):
+            raise ValueError(
+                f"branch: the law of {f.name!r} states no spread over networks to hold an estimate against; use gradflow.compare"
+            )
         norm = checks.one_of("norm", norm or "rms", ("rms", "layernorm"))
         tokens = checks.integer("tokens", tokens, 1)
         if row.norm_branch:

@@ -11,7 +11,7 @@ import numpy as np
 import sympy
 
 from gradflow import dyt
-from gradflow.branches import Branch
+from gradflow.branches import Branch, behind_norm
 from gradflow.numeric import to_jax
 from gradflow.schemes import Multipliers, Scheme
 from gradflow.symbolic import depth as symbolic
@@ -119,11 +119,12 @@ def leading(
     numbers = Multipliers(*(jnp.asarray(a).reshape(depth, len(branches)) for a in numbers))
     Q, rows = jnp.ones(()), []
     for blocks, row in scheme.parts(depth):
-        part, mine = Part(row.shape, branches, norm), jax.tree.map(lambda leaf, blocks=blocks: leaf[blocks], numbers)
+        placed = behind_norm(branches) if row.norm_branch and norm in LENGTHS else branches
+        part, mine = Part(row.shape, placed, norm), jax.tree.map(lambda leaf, blocks=blocks: leaf[blocks], numbers)
         moments: tuple = ()
         if part.known:
             into = mine.scale**2
-            columns = [looked_up(b, into[:, k], mine.inner[:, k], mine.outer[:, k]) for k, b in enumerate(branches)]
+            columns = [looked_up(b, into[:, k], mine.inner[:, k], mine.outer[:, k]) for k, b in enumerate(placed)]
             moments = tuple(jnp.stack(each, 1) for each in zip(*columns, strict=True))
         Q, found = _recursion(part, Q, mine, moments)
         rows.append({name: leaf.reshape(-1) for name, leaf in found.items()})

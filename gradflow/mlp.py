@@ -116,12 +116,16 @@ class MLP:
                 params[f"b{name}"] = gaussian(jax.random.fold_in(k, 1), (size,), std, dtype)
         return params
 
-    def apply(self, params: Params, x: State) -> State:
-        """``f(x)``."""
+    def hidden(self, params: Params, x: State) -> Float[Array, "tokens m"]:
+        """``h``, what the last matrix sees."""
         phi, _ = _activation(self.phi)
         hidden = phi(linear(params, "_in", x))
         hidden = hidden * linear(params, "_gate", x) if self.gated else hidden
-        return linear(params, "_out", hidden_norm(self.hidden_norm, hidden)[0])
+        return hidden_norm(self.hidden_norm, hidden)[0]
+
+    def apply(self, params: Params, x: State) -> State:
+        """``f(x)``."""
+        return linear(params, "_out", self.hidden(params, x))
 
     def push(self, params: Params, x: State, basis: Basis) -> Basis:
         """``W₂ DN (φ' ∘ W₁) @ basis``; without N, F is formed first where that is the cheaper order (k ≥ d)."""

@@ -113,6 +113,14 @@ class Parallel:
         """Every part is handed the same gradient."""
         return self.gain**2 * sum(branch.weight_power(power, inner, outer) for branch in self.branches)
 
+    def pairs(self, power: Any, inner: Any, outer: Any) -> Array:
+        """Of two tokens, where no part mixes them: the sums of the parts'."""
+        return self.gain**2 * functools.reduce(operator.add, (b.pairs(power, inner, outer) for b in self.branches))
+
+    def behind_norm(self) -> "Parallel":
+        """Of the parts as the law has them where a norm follows."""
+        return Parallel(tuple(getattr(b, "behind_norm", lambda b=b: b)() for b in self.branches), self.gain)
+
     def of_one_token(self) -> "Parallel":
         """Of the parts as one token has them."""
         each = (getattr(b, "of_one_token", lambda b=b: b)() for b in self.branches)

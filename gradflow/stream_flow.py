@@ -155,8 +155,8 @@ def flow(
     inputs = (weights.along_depth(stack), stack.numbers(), xs)  # type: ignore[arg-type]
     (g, w), rows = jax.lax.scan(block, (g, w), inputs, reverse=True)
     rows = {name: leaf.reshape(stack.sublayers) for name, leaf in rows.items()}
+    summed = [jnp.einsum("a,paij->pij", jnp.asarray(stack.scheme.expand, stack.dtype), v) for v in (g, w)]
     if several:
-        summed = [jnp.einsum("a,paij->pij", jnp.asarray(stack.scheme.expand, stack.dtype), v) for v in (g, w)]
         *_, row = norm_row(None, g, w)  # type: ignore[arg-type]
         first = ends_row(row, frobenius(summed[0]), frobenius(summed[1]), trajectory.x[0])
         rows = {k: jnp.concatenate([jnp.asarray(first.get(k, 0), v.dtype)[None], v]) for k, v in rows.items()}
@@ -165,7 +165,7 @@ def flow(
     if watched:
         after = jnp.append(jnp.cumsum(jnp.log(rows["net"])[::-1])[::-1][1:], 0)
         rows["weight_grad"] = rows["weight_grad"] * frobenius(cotangents) * jnp.exp(after)
-    return rows
+    return rows | {"input_gradient_cosine": token_cosine(summed[0])}
 
 
 def profile(
