@@ -16,6 +16,7 @@ from jaxtyping import Array
 
 from gradflow import checks, kernels
 from gradflow.attention import Attention
+from gradflow.cross_attention import CrossAttention
 from gradflow.kernels import Kernel
 from gradflow.matrices import Basis, Params, State, gaussian, linear
 from gradflow.mlp import MLP
@@ -162,6 +163,7 @@ BRANCHES: dict[str, Any] = {  # Branch by name
         for causal, rope, qk_norm in itertools.product((False, True), repeat=3)
         for branch in (Attention(causal=causal, rope=rope, qk_norm=qk_norm),)
     },
+    **{branch.name: branch for branch in (CrossAttention(), CrossAttention(qk_norm=True))},
 }
 
 

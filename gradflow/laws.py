@@ -257,6 +257,7 @@ def law(
             raise ValueError(NO_SKIP.format(row.name))
         case = Case(branches, numbers, row.norm_out, centred, bool(final_norm), width, tokens, probes)
         refined = row.then is None and row.norm_in != row.norm_out and not row.norm_branch and norm in LENGTHS
+        refined = refined and all(getattr(b, "refined", True) for b in branches)
         first = leading(row, numbers, branches, depth, norm, case.final)
         if not refined:
             _in_range(row, first["Q"] + first["net"])

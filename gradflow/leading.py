@@ -55,9 +55,11 @@ class Part:
 
 def _branch(branch: Branch, power: Any, inner: Any, outer: Any) -> tuple[Any, Any, Any]:
     """q, χ of x ↦ f(√power x), and the power of its weight gradients."""
-    hidden = inner**2 if getattr(branch, "inner", ()) else jnp.ones_like(inner)
+    hidden, last = inner**2 if getattr(branch, "inner", ()) else jnp.ones_like(inner), outer**2
+    if getattr(branch, "linear_inside", False):  # the inner gain passes to the output as it is
+        hidden, last = jnp.ones_like(inner), hidden * last
     at = branch.moments_at(power * hidden)
-    q, chi = (jnp.broadcast_to(m * outer**2, jnp.shape(power)) for m in (at.q, at.chi))
+    q, chi = (jnp.broadcast_to(m * last, jnp.shape(power)) for m in (at.q, at.chi))
     return q, chi, jnp.broadcast_to(branch.weight_power(power, inner, outer), jnp.shape(power))
 
 

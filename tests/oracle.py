@@ -99,20 +99,21 @@ def turned(vector, position):
 
 
 def attention(params, x, heads, causal=False, mask=None, rope=False, qk_norm=False):
-    """Multi-head attention, one head and one query at a time."""
+    """Multi-head attention, one head and one query at a time; keys and values are a memory's where there is one."""
     (tokens, d), rows = x.shape[-2:], []
+    asked = params.get("memory", x)
     width = d // heads
 
     def project(name, part, states):
         return states @ params["w" + name][part].T + (params["b" + name][part] if "b" + name in params else 0)
 
     for i in range(tokens):
-        seen = [j for j in range(tokens) if (j <= i or not causal) and (mask is None or mask[j])]
+        seen = [j for j in range(asked.shape[-2]) if (j <= i or not causal) and (mask is None or mask[j])]
         parts = []
         for h in range(heads):
             part = slice(h * width, (h + 1) * width)
             q = project("_q", part, x[..., i, :])
-            k, v = (project(name, part, x[..., seen, :]) for name in ("_k", "_v"))
+            k, v = (project(name, part, asked[..., seen, :]) for name in ("_k", "_v"))
             if qk_norm:
                 q, k = (t / np.sqrt(np.mean(t * t, -1, keepdims=True)) for t in (q, k))
             if rope:
@@ -126,7 +127,7 @@ def attention(params, x, heads, causal=False, mask=None, rope=False, qk_norm=Fal
 
 def branch(name, params, x, activation=None):
     """f(x) of the whole state, from the branch's name and weights."""
-    if name.startswith("attention"):
+    if name.startswith(("attention", "cross-attention")):
         options = {"causal": "causal" in name, "rope": "rope" in name, "qk_norm": "qk-norm" in name}
         return attention(params, x, math.gcd(x.shape[-1], 8), **options)
     if name == "linear":

@@ -27,6 +27,7 @@ _CATALOGUE = {
     "depth-law": "gradflow.symbolic.depth_derivation:depth_law",
     "end-to-end": "gradflow.symbolic.telescope:derivation",
     "attention": "gradflow.symbolic.attention_derivation:derivation",
+    "cross-attention": "gradflow.symbolic.cross_attention_derivation:derivation",
 }
 
 NAMES = tuple(_CATALOGUE)
