@@ -193,6 +193,12 @@ def of_one_token(branches: Sequence[Branch]) -> tuple[Branch, ...]:
     return tuple(getattr(b, "of_one_token", lambda b=b: b)() for b in branches)
 
 
+def memory_of(branches: Sequence[Branch]) -> dict[str, Any]:
+    """Length and cosine of the (first) memory that a block asks, for a result's settings; nothing without cross-attention."""
+    asked = [branch for branch in branches if isinstance(branch, CrossAttention)]
+    return {"memory_tokens": asked[0].memory, "memory_cosine": asked[0].memory_cosine} if asked else {}
+
+
 def powers_of(branches: Sequence[Branch]) -> list[float]:
     """q_f of each, of one token."""
     return [branch.moments().q for branch in of_one_token(branches)]

@@ -19,6 +19,10 @@ app = typer.Typer(
 )
 
 
+Memory = Annotated[int | None, typer.Option(help="Tokens of cross-attention's memory.  [default: 32]")]
+MemoryCosine = Annotated[float | None, typer.Option(help="Cosine of every two of them.  [default: 0]")]
+
+
 class Reading(StrEnum):
     """The two readings of the estimate."""
 
@@ -123,6 +127,9 @@ def law(
     d: Annotated[int | None, typer.Option(help="Width, for the 1/d term; without it the leading order.")] = None,
     norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
     final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
+    tokens: Annotated[int, typer.Option(help="Tokens; of one, attention is W_O W_V.")] = 1,
+    memory: Memory = None,
+    memory_cosine: MemoryCosine = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
 ) -> None:
@@ -133,7 +140,9 @@ def law(
     from gradflow import laws, report
 
     shell.check_plot(plot)
-    profile = laws.law(scheme, block.split(","), depth, d=d, norm=norm, final_norm=final_norm)
+    profile = laws.law(
+        scheme, shell.block(block, memory, memory_cosine), depth, d=d, norm=norm, final_norm=final_norm, tokens=tokens
+    )
     shell.emit(profile, report.profile_table(profile), as_json, plot)
 
 
@@ -287,6 +296,8 @@ def profile(
     depth: Annotated[int, typer.Option(help="Blocks.")] = 12,
     d: Annotated[int, typer.Option(help="Width.")] = 256,
     tokens: Annotated[int, typer.Option(help="Tokens of the state, a standard Gaussian each.")] = 64,
+    memory: Memory = None,
+    memory_cosine: MemoryCosine = None,
     norm: Annotated[str, typer.Option(help="layernorm or rms.")] = "layernorm",
     eps: Annotated[float, typer.Option(help="The norm's ε.")] = 1e-5,
     final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
@@ -307,7 +318,7 @@ def profile(
 
     shell.check_plot(plot)
     options = {"norm": norm, "eps": eps, "final_norm": final_norm, "dtype": precision.resolve(dtype)}
-    stack = Stack.make(scheme, block.split(","), depth, d, **options)
+    stack = Stack.make(scheme, shell.block(block, memory, memory_cosine), depth, d, **options)
     result = profiles.profile(
         stack, profiles.gaussian_state(stack, tokens, key), seeds=seeds, key=key, probes=probes, weight_grad=weight_grad
     )
@@ -326,6 +337,8 @@ def compare(
     tokens: Annotated[int, typer.Option(help="Tokens; of one, attention is W_O W_V.")] = 1,
     token_cosine: Annotated[float, typer.Option(help="Cosine of every two tokens of the input.")] = 0.0,
     cotangent_cosine: Annotated[float, typer.Option(help="Cosine of every two tokens' cotangents.")] = 0.0,
+    memory: Memory = None,
+    memory_cosine: MemoryCosine = None,
     seeds: Annotated[int, typer.Option(help="Networks to measure.")] = 4,
     key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
     dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
@@ -341,7 +354,8 @@ def compare(
     options = {"norm": norm, "init": init, "final_norm": final_norm, "tokens": tokens, "seeds": seeds, "key": key}
     options |= {"token_cosine": token_cosine, "cotangent_cosine": cotangent_cosine}
     with shell.progress("measuring schemes") as progress:
-        result = comparisons.compare(names, block.split(","), depth, d, **options, dtype=dtype, progress=progress)
+        branches = shell.block(block, memory, memory_cosine)
+        result = comparisons.compare(names, branches, depth, d, **options, dtype=dtype, progress=progress)
     shell.emit(result, comparison_report.table(result), as_json, plot)
 
 

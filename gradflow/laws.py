@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradflow import checks, precision, token_laws
-from gradflow.branches import Branch, branches_of, of_one_token, powers_of
+from gradflow.branches import Branch, branches_of, memory_of, of_one_token, powers_of
 from gradflow.factors import Profile, backward_sum, safe_log
 from gradflow.leading import LENGTHS, leading
 from gradflow.numeric import to_jax
@@ -266,6 +266,7 @@ def law(
         "what": "law",
         "scheme": row.name,
         "block": [b.name for b in branches],
+        **memory_of(branches),
         "depth": depth,
         "d": d,
         "norm": norm,
@@ -306,6 +307,7 @@ def _of_tokens(
         "what": "law",
         "scheme": row.name,
         "block": [b.name for b in branches],
+        **memory_of(branches),
         "depth": depth,
         "d": d,
         "norm": norm,

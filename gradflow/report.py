@@ -55,6 +55,13 @@ def span(interval: Interval | None) -> str:
     return f"{number(interval.low, 3)} … {number(interval.high, 3)}"
 
 
+def memory(settings: dict[str, Any]) -> list[str]:
+    """What cross-attention asks, where a block has it."""
+    if "memory_tokens" not in settings:
+        return []
+    return [f"memory of {settings['memory_tokens']}, cosine {settings['memory_cosine']:g}"]
+
+
 def grid(title: str, columns: Sequence[str]) -> Table:
     """An empty table; the first column is text, the others are numbers."""
     table = Table(

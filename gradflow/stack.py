@@ -15,7 +15,7 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from gradflow import checks, precision
-from gradflow.branches import Branch, Params, branches_of, powers_of, with_gains
+from gradflow.branches import Branch, Params, branches_of, memory_of, powers_of, with_gains
 from gradflow.jacobian import Slots, SublayerJacobian
 from gradflow.norms import BY_NAME, AnyNorm
 from gradflow.scaling import rescale
@@ -291,6 +291,7 @@ class Stack:
             "scheme": self.scheme.name,
             "equation": self.scheme.equation,
             "branch": " + ".join(branch.name for branch in self.block),
+            **memory_of(self.block),
             "norm": self.norm,
             "eps": self.eps,
             "final_norm": self.final_norm,

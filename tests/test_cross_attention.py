@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import json
 import math
 
 import jax
@@ -12,7 +13,7 @@ import pytest
 from refusals import refused
 
 import gradflow
-from gradflow import kernels
+from gradflow import kernels, prescriptions
 from gradflow.branches import MLP, Attention, CrossAttention, branch_of
 from gradflow.comparisons import compare
 from gradflow.schemes import BY_NAME
@@ -138,7 +139,7 @@ def test_post_ln_decays_where_the_memory_is_alike():
     at = CrossAttention(memory=8).moments()
     law = gradflow.law("post-ln", CrossAttention(memory=8), 10, d=64)
     np.testing.assert_allclose(law.exact[0, 0] ** 2, ((1 + at.chi) / (1 + at.q)) ** 10, rtol=1e-9)
-    assert law.settings["order"] == "leading"
+    assert [law.settings[name] for name in ("order", "memory_tokens", "memory_cosine")] == ["leading", 8, 0.0]
     assert law.sd_exact is None
     # W_V's gain multiplies the output; the softmax, which W_Q, W_K and x make, does not see it
     row = dataclasses.replace(BY_NAME["post-ln"], inner=BY_NAME["deepnorm"].inner, outer=BY_NAME["deepnorm"].outer)
@@ -175,6 +176,75 @@ def test_networks_follow_the_law(scheme, block, options):
     weights = (entry.measured.weight_grad / entry.law.weight_grad) ** 2
     error = weights.std(0) / math.sqrt(seeds)
     assert np.all(np.abs(weights.mean(0) - 1) < np.maximum(0.08, 4 * error)), weights.mean(0)
+
+
+ENCODER, DEPTH = ("attention", "mlp:relu"), 12
+
+
+def decoder(cosine):
+    return ("attention:causal", CrossAttention(memory=8, memory_cosine=cosine), "mlp:relu")
+
+
+def powers(scheme, block):
+    """Power of the gradient at every block's input, by the law."""
+    return gradflow.law(scheme, block, DEPTH, tokens=8).exact[0, : DEPTH * len(block) : len(block)] ** 2
+
+
+def test_encoder_against_decoder():
+    """Liu et al. 2020: post-LN's decoder loses its gradient, its encoder does not, nor does pre-LN; the memory decides."""
+    encoder, alike, differing = (powers("post-ln", block) for block in (ENCODER, decoder(0.9), decoder(0.0)))
+    at = CrossAttention(memory=8, memory_cosine=0.9).moments()
+    cross = gradflow.law("post-ln", decoder(0.9), DEPTH, tokens=8).net[0, 1::3] ** 2
+    np.testing.assert_allclose(cross, (1 + at.chi) / (1 + at.q), rtol=1e-9)
+    np.testing.assert_allclose(
+        cross, 1 / (1 + at.q), rtol=2e-3
+    )  # next to nothing returns: the decay is the norm's alone
+    rates = alike[:-1] / alike[1:]  # of a block: the other two sub-layers give a little back
+    assert np.all((rates[:8] > cross[0]) & (rates[:8] < 1.1 * cross[0]))
+    assert encoder[0] > 1000 * alike[0]
+    assert differing[0] > 0.3
+    assert np.all(np.diff(powers("pre-ln", decoder(0.9))) < 0)  # grows towards the input
+
+
+@pytest.mark.parametrize("name", ["deepnorm", "admin"])
+def test_the_decoders_constants_on_a_decoder(name):
+    """α² against the branch: the power that cross-attention keeps back from the skip is of the order of 1/α²."""
+    row = prescriptions.rows(name, encoder=DEPTH, decoder=DEPTH)["decoder"]
+    held, plain = (gradflow.law(r, decoder(0.9), DEPTH, tokens=8) for r in (row, "post-ln"))
+    assert plain.exact[0, 0] < 0.03
+    assert held.exact[0, 0] > {"deepnorm": 0.99, "admin": 0.4}[name]
+    assert held.trunk[0, 0] > {"deepnorm": 0.98, "admin": 0.2}[name]
+
+
+def test_rows_hold_what_constants_list():
+    for name in ("deepnorm", "t-fixup"):
+        listed, rows = (
+            prescriptions.constants(name, encoder=6, decoder=4),
+            prescriptions.rows(name, encoder=6, decoder=4),
+        )
+        for stack, row in rows.items():
+            numbers = row.multipliers(listed[stack]["sublayers"])
+            np.testing.assert_allclose(numbers.alpha, listed[stack]["alpha"], rtol=1e-12)
+            np.testing.assert_allclose([numbers.inner, numbers.outer], listed[stack]["weight_gain"], rtol=1e-12)
+            assert row.name == f"{name} {stack}"
+    np.testing.assert_allclose(float(rows["decoder"].inner), 36**-0.25)  # (9M)^−¼
+    refused(lambda: prescriptions.rows("sub-ln", encoder=6, decoder=6), "name: unknown 'sub-ln'")
+    refused(lambda: prescriptions.rows("deepnorm", encoder=6, decoder=0), "decoder: needs a whole number of at least 1")
+
+
+def test_the_shell_gives_cross_attention_a_memory(shell):
+    block = "cross-attention,mlp:relu"
+    code, out, _ = shell(
+        "law", "post-ln", "--block", block, "--depth", 2, "--memory", 5, "--memory-cosine", 1, "--json"
+    )
+    found = json.loads(out)
+    assert code == 0
+    np.testing.assert_allclose(
+        found["exact"][0][0], 0.5, rtol=1e-12
+    )  # twice 1/√2, of memories alike; ReLU's factor is 1
+    code, _, error = shell("law", "post-ln", "--block", "mlp:relu", "--memory", 5)
+    assert code == 2
+    assert "memory: no branch of 'mlp:relu' has one" in error
 
 
 def test_bad_input_is_refused_in_one_line():
