@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -55,7 +55,7 @@ def span(interval: Interval | None) -> str:
     return f"{number(interval.low, 3)} … {number(interval.high, 3)}"
 
 
-def memory(settings: dict[str, Any]) -> list[str]:
+def memory(settings: Mapping[str, Any]) -> list[str]:
     """What cross-attention asks, where a block has it."""
     if "memory_tokens" not in settings:
         return []
