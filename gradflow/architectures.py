@@ -209,7 +209,10 @@ def _hugging_face(file: str, config: Mapping[str, Any]) -> Architecture:
         known = ", ".join(name for row in LAYOUTS for name in row.model_types)
         raise ValueError(f"{where}, 'model_type': {stated!r} is not read; known are {known}")
     if config.get("add_cross_attention"):
-        raise ValueError(f"{where}, 'add_cross_attention': a block with cross-attention has no law here")
+        raise ValueError(
+            f"{where}, 'add_cross_attention': does not say what memory the decoder asks; write its block as a .toml file, "
+            "with 'cross-attention' (32 tokens of cosine 0)"
+        )
 
     def whole(key: str, most: int, minimum: int = 1) -> int:
         if config.get(key) is None:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from gradflow import checks
-from gradflow.matrices import Basis, Params, State, gaussian, linear
+from gradflow.matrices import Basis, Params, State, gaussian, linear, pushed
 from gradflow.mlp import MLP, hidden_norm, suffix
 from gradflow.norms import BY_NAME
 from gradflow.qkv import NormedValues
@@ -29,6 +29,45 @@ def _rotated(x: Float[Array, "heads tokens k"]) -> Float[Array, "heads tokens k"
     return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], -1)
 
 
+def heads_at(heads: int | None, d: int) -> int:
+    """Number of heads at width ``d``; ``None``: 8 where that divides d, else the largest of 4, 2, 1 that does.
+
+    Raises
+    ------
+    ValueError
+        If ``heads`` does not divide ``d``.
+    """
+    heads = heads or math.gcd(d, 8)
+    if d % heads:
+        raise ValueError(f"heads: {heads} heads do not divide d={d}")
+    return heads
+
+
+def split(state: State, heads: int) -> Float[Array, "heads tokens k"]:
+    """Each head's share of the width."""
+    return state.reshape(len(state), heads, -1).swapaxes(0, 1)
+
+
+def unit_rms(*each: Array) -> tuple[Array, ...]:
+    """RMSNorm along the last axis."""
+    return tuple(t * jax.lax.rsqrt(jnp.mean(t**2, -1, keepdims=True)) for t in each)
+
+
+def mix(q: Array, k: Array, v: Array, seen: Array | None = None) -> State:
+    """softmax(qkᵀ/√size) v of every head, side by side again; ``seen`` (queries, keys) or (keys,) is False where hidden."""
+    logits = jnp.einsum("hik,hjk->hij", q, k) / math.sqrt(q.shape[-1])
+    if seen is not None:  # the least finite number, not −inf: a row that sees nothing stays finite
+        logits = jnp.where(seen, logits, jnp.finfo(logits.dtype).min)
+    return jnp.einsum("hij,hjk->ihk", jax.nn.softmax(logits), v).reshape(q.shape[1], -1)
+
+
+def drawn(key: Array, d: int, gain_in: float, gain: float, dtype: Any) -> Params:
+    """W_Q, W_K, W_V of gain ``gain_in`` and W_O of ``gain``, each (d, d)."""
+    names, gains = ("w_q", "w_k", "w_v", "w_o"), (gain_in, gain_in, gain_in, gain)
+    keys = jax.random.split(key, len(names))
+    return {n: gaussian(k, (d, d), g / math.sqrt(d), dtype) for n, k, g in zip(names, keys, gains, strict=True)}
+
+
 @dataclass(frozen=True)
 class Attention:
     """Multi-head self-attention, f(x) = W_O N(concat_h softmax(QKᵀ/√(d/heads)) V), without dropout.
@@ -36,7 +75,7 @@ class Attention:
     Attributes
     ----------
     heads : int or None
-        Must divide d; ``None`` is 8 where that divides d, else the largest of 4, 2, 1 that does.
+        Must divide d; ``None`` as in `heads_at`.
     causal : bool
         Whether a token sees itself and earlier tokens only.
     gain, gain_in : float
@@ -81,49 +120,30 @@ class Attention:
         return ":".join(["attention", *(name for name, on in options.items() if on)]) + suffix(self.hidden_norm)
 
     def heads_of(self, d: int) -> int:
-        """Number of heads at width ``d``.
-
-        Raises
-        ------
-        ValueError
-            If ``heads`` does not divide ``d``.
-        """
-        heads = self.heads or math.gcd(d, 8)
-        if d % heads:
-            raise ValueError(f"heads: {heads} heads do not divide d={d}")
-        return heads
+        """Number of heads at width ``d``."""
+        return heads_at(self.heads, d)
 
     def init(self, key: Array, d: int, dtype: Any) -> Params:
         """W_Q, W_K, W_V, W_O, each (d, d)."""
         self.heads_of(d)
-        names = ("w_q", "w_k", "w_v", "w_o")
-        gains = (self.gain_in, self.gain_in, self.gain_in, self.gain)
-        keys = jax.random.split(key, len(names))
-        return {n: gaussian(k, (d, d), g / math.sqrt(d), dtype) for n, k, g in zip(names, keys, gains, strict=True)}
+        return drawn(key, d, self.gain_in, self.gain, dtype)
 
     def apply(self, params: Params, x: State) -> State:
         """``f(x)``; ``params["mask"]`` (tokens,) is False at keys that nobody may attend to."""
         tokens, d = x.shape
         heads = self.heads_of(d)
-        norm = None if self.qkv_norm == "none" else BY_NAME[self.qkv_norm].init(d // heads, self.eps, x.dtype)
-
-        def split(name: str) -> Float[Array, "heads tokens k"]:
-            states = linear(params, name, x).reshape(tokens, heads, d // heads).swapaxes(0, 1)
-            return states if norm is None else norm(states)
-
-        q, k, v = (split(name) for name in ("_q", "_k", "_v"))
+        q, k, v = (split(linear(params, name, x), heads) for name in ("_q", "_k", "_v"))
+        if self.qkv_norm != "none":
+            norm = BY_NAME[self.qkv_norm].init(d // heads, self.eps, x.dtype)
+            q, k, v = norm(q), norm(k), norm(v)
         if self.qk_norm:
-            q, k = (t * jax.lax.rsqrt(jnp.mean(t**2, -1, keepdims=True)) for t in (q, k))
+            q, k = unit_rms(q, k)
         if self.rope:
             q, k = (_rotated(t) for t in (q, k))
-        logits = jnp.einsum("hik,hjk->hij", q, k) / math.sqrt(d // heads)
         seen = jnp.tri(tokens, dtype=bool) if self.causal else None
         if "mask" in params:
             seen = params["mask"] if seen is None else seen & params["mask"]
-        if seen is not None:  # the least finite number, not −inf: a row that sees nothing stays finite
-            logits = jnp.where(seen, logits, jnp.finfo(logits.dtype).min)
-        mixed = jnp.einsum("hij,hjk->ihk", jax.nn.softmax(logits), v)
-        return linear(params, "_o", hidden_norm(self.hidden_norm, mixed.reshape(tokens, d))[0])
+        return linear(params, "_o", hidden_norm(self.hidden_norm, mix(q, k, v, seen))[0])
 
     def score_gain(self, power: Any) -> Any:
         """Power gain of W_Q, and of W_K, as the logits see it, for inputs of that power."""
@@ -142,8 +162,7 @@ class Attention:
 
     def push(self, params: Params, x: State, basis: Basis) -> Basis:
         """``F`` by one linearisation, mapped over directions."""
-        _, tangent = jax.linearize(functools.partial(self.apply, params), x)
-        return jax.vmap(tangent, -1, -1)(basis)
+        return pushed(functools.partial(self.apply, params), x, basis)
 
     def moments(self) -> symbolic.BranchMoments:
         """None of its own: attention mixes tokens, so that q_f and χ_f depend on their cosines."""

@@ -17,6 +17,7 @@ from jaxtyping import Array
 
 from gradflow import checks, kernels
 from gradflow.attention import Attention
+from gradflow.cross_attention import CrossAttention
 from gradflow.experts import Experts
 from gradflow.kernels import Kernel
 from gradflow.matrices import Basis, Params, State, gaussian, linear
@@ -165,6 +166,7 @@ BRANCHES: dict[str, Any] = {  # Branch by name; `named` adds a norm to those tha
         for causal, rope, qk_norm in itertools.product((False, True), repeat=3)
         for branch in (Attention(causal=causal, rope=rope, qk_norm=qk_norm),)
     },
+    **{branch.name: branch for branch in (CrossAttention(), CrossAttention(qk_norm=True))},
 }
 
 
@@ -216,6 +218,12 @@ def of_one_token(branches: Sequence[Branch]) -> tuple[Branch, ...]:
 def behind_norm(branches: Sequence[Branch]) -> tuple[Branch, ...]:
     """What branches are to the law where a norm follows: it takes out a part of the gradient that goes through a router."""
     return tuple(getattr(b, "behind_norm", lambda b=b: b)() for b in branches)
+
+
+def memory_of(branches: Sequence[Branch]) -> dict[str, Any]:
+    """Length and cosine of the (first) memory that a block asks, for a result's settings; nothing without cross-attention."""
+    asked = [branch for branch in branches if isinstance(branch, CrossAttention)]
+    return {"memory_tokens": asked[0].memory, "memory_cosine": asked[0].memory_cosine} if asked else {}
 
 
 def powers_of(branches: Sequence[Branch]) -> list[float]:

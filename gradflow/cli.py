@@ -19,6 +19,10 @@ app = typer.Typer(
 )
 
 
+Memory = Annotated[int | None, typer.Option(help="Tokens of cross-attention's memory.  [default: 32]")]
+MemoryCosine = Annotated[float | None, typer.Option(help="Cosine of every two of them.  [default: 0]")]
+
+
 class Reading(StrEnum):
     """The two readings of the estimate."""
 
@@ -126,6 +130,9 @@ def law(
     norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
     init: Annotated[str, typer.Option(help="unit, xavier, he, gpt2 or torch.")] = "unit",
     final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
+    tokens: Annotated[int, typer.Option(help="Tokens; of one, attention is W_O W_V.")] = 1,
+    memory: Memory = None,
+    memory_cosine: MemoryCosine = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
 ) -> None:
@@ -136,7 +143,8 @@ def law(
     from gradflow import laws, report
 
     shell.check_plot(plot)
-    profile = laws.law(scheme, block.split(","), depth, d=d, norm=norm, init=init, final_norm=final_norm)
+    options = {"d": d, "norm": norm, "init": init, "final_norm": final_norm, "tokens": tokens}
+    profile = laws.law(scheme, shell.block(block, memory, memory_cosine), depth, **options)
     shell.emit(profile, report.profile_table(profile), as_json, plot)
 
 
@@ -291,6 +299,8 @@ def profile(
     depth: Annotated[int, typer.Option(help="Blocks.")] = 12,
     d: Annotated[int, typer.Option(help="Width.")] = 256,
     tokens: Annotated[int, typer.Option(help="Tokens of the state, a standard Gaussian each.")] = 64,
+    memory: Memory = None,
+    memory_cosine: MemoryCosine = None,
     norm: Annotated[str, typer.Option(help="layernorm or rms.")] = "layernorm",
     eps: Annotated[float, typer.Option(help="The norm's ε.")] = 1e-5,
     final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
@@ -311,7 +321,7 @@ def profile(
 
     shell.check_plot(plot)
     options = {"norm": norm, "eps": eps, "final_norm": final_norm, "dtype": precision.resolve(dtype)}
-    stack = stack_of(scheme, block.split(","), depth, d, **options)
+    stack = stack_of(scheme, shell.block(block, memory, memory_cosine), depth, d, **options)
     result = profiles.profile(
         stack, profiles.gaussian_state(stack, tokens, key), seeds=seeds, key=key, probes=probes, weight_grad=weight_grad
     )
@@ -360,6 +370,8 @@ def compare(
     tokens: Annotated[int, typer.Option(help="Tokens; of one, attention is W_O W_V.")] = 1,
     token_cosine: Annotated[float, typer.Option(help="Cosine of every two tokens of the input.")] = 0.0,
     cotangent_cosine: Annotated[float, typer.Option(help="Cosine of every two tokens' cotangents.")] = 0.0,
+    memory: Memory = None,
+    memory_cosine: MemoryCosine = None,
     seeds: Annotated[int, typer.Option(help="Networks to measure.")] = 4,
     key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
     dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
@@ -376,7 +388,8 @@ def compare(
     options = {"norm": norm, "init": init, "final_norm": final_norm, "tokens": tokens, "seeds": seeds, "key": key}
     options |= {"token_cosine": token_cosine, "cotangent_cosine": cotangent_cosine}
     with shell.progress("measuring schemes") as progress:
-        result = comparisons.compare(names, block.split(","), depth, d, **options, dtype=dtype, progress=progress)
+        branches = shell.block(block, memory, memory_cosine)
+        result = comparisons.compare(names, branches, depth, d, **options, dtype=dtype, progress=progress)
     shell.emit(result, comparison_report.table(result), as_json, plot)
 
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from gradflow import plots
 from gradflow.comparisons import Comparison, by_block, spread
 from gradflow.factors import Profile
-from gradflow.report import grid, number
+from gradflow.report import grid, memory, number
 
 MARKERS = "osD^vP*XhdpH<>"
 PANELS = {
@@ -53,7 +53,13 @@ def table(c: Comparison) -> Group:
         law = ends(entry.law, entry.size) if entry.law is not None else dict.fromkeys(measured, np.nan)
         shown.add_row(entry.name, *(short(side[name]) for name in measured for side in (law, measured)))
     parts = [f"f = {s['branch']}", f"{s['norm']} (ε = {s['eps']:g})", f"init {s['init']}", f"L = {s['depth']} blocks"]
-    parts += [f"d = {s['d']}", f"tokens = {s['tokens']}", f"{s['seeds']} seeds from key {s['key']}", s["dtype"]]
+    parts += [
+        f"d = {s['d']}",
+        f"tokens = {s['tokens']}",
+        *memory(s),
+        f"{s['seeds']} seeds from key {s['key']}",
+        s["dtype"],
+    ]
     notes = [
         "exact, trunk: gain of the gradient, output to input. stream: rms as it enters the last block. share: the branches' "
         "part of the sum's power there. dW: largest over smallest ‖∂L/∂W‖ of two blocks.",

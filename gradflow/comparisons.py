@@ -14,6 +14,7 @@ from gradflow import checks, laws, precision, probes, profiles, stream_flow
 from gradflow.branches import Branch, branches_of
 from gradflow.factors import ENDS, Profile, plain
 from gradflow.inits import initialised
+from gradflow.matrices import alike
 from gradflow.schemes import Multipliers, Scheme
 from gradflow.stack import Drawn, Stack
 from gradflow.stream_stack import StreamStack, stack_of
@@ -147,13 +148,7 @@ class Tokens(NamedTuple):
 
     def draw(self, key: Array, cosine: float, stack: Stack | StreamStack) -> Array:
         """Gaussian vectors of that cosine, (tokens, d)."""
-        own = precision.normal(key, (self.number, stack.d), stack.dtype)
-        if cosine == 0:
-            return own
-        # √(1 − c)·own + a·mean has the covariance c off the diagonal, whatever the sign of c
-        n, mean = self.number, jnp.mean(own, 0)
-        common = (1 + (n - 1) * cosine) ** 0.5 - (1 - cosine) ** 0.5
-        return (1 - cosine) ** 0.5 * own + common * mean
+        return alike(key, self.number, stack.d, cosine, stack.dtype)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))

@@ -23,7 +23,8 @@ Table = tuple[jax.Array, ...]  # of `gradflow.softmax`
 
 
 @functools.lru_cache
-def _overlap() -> Callable[..., Any]:
+def overlap() -> Callable[..., Any]:
+    """K₂, D₂ and D₁ of K₁, M₃, M₂₂, n, n − 1 (at least 1), s² and the rows' correlation."""
     s = symbolic
     return to_jax((s.K1, s.M3, s.M22, s.n, s.others, s.s2, s.r), (*s.overlap(), s.sensitivity()))
 
@@ -92,7 +93,7 @@ class Exchangeable:
         score = branch.score_gain(p)
         s2 = _logit_variance()(p, c, score, score)
         K1, M3, M22 = softmax.looked_up(table, s2)[:, 0]
-        K2, D2, D1 = _overlap()(K1, M3, M22, n, others, s2, c / p)
+        K2, D2, D1 = overlap()(K1, M3, M22, n, others, s2, c / p)
         value, last = branch.value_gain(p, inner), (branch.gain * outer) ** 2
 
         def at(G: Any, C: Any) -> list[Gram]:
@@ -180,7 +181,7 @@ class Positions:
         s2 = score**2 * self.powers(fed) * apart(turned)
         K1, M3, M22 = softmax.looked_up(table, s2)
         columns = [v[fewer] for v in (K1, M3, M22, seen, jnp.maximum(seen - 1, 1), s2)]
-        K2, D2, D1 = _overlap()(*columns, self.cosines(fed) * turn)
+        K2, D2, D1 = overlap()(*columns, self.cosines(fed) * turn)
         share = self.join(K1, o * K2 / most)
         scores = self.join(self.powers(D1), o * D2 / most) * apart(fed)[fewer]
         shared, rest = o, jnp.maximum(o * (most - 1), 1)

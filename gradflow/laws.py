@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradflow import checks, precision, token_laws
-from gradflow.branches import Branch, branches_of, of_one_token, powers_of
+from gradflow.branches import Branch, branches_of, memory_of, of_one_token, powers_of
 from gradflow.factors import Profile, backward_sum, safe_log
 from gradflow.inits import initialised
 from gradflow.leading import LENGTHS, distinct, leading
@@ -280,6 +280,7 @@ def law(
         "what": "law",
         "scheme": row.name,
         "block": [b.name for b in branches],
+        **memory_of(branches),
         "depth": depth,
         "d": d,
         "norm": norm,
@@ -321,6 +322,7 @@ def _of_tokens(
         "what": "law",
         "scheme": row.name,
         "block": [b.name for b in branches],
+        **memory_of(branches),
         "depth": depth,
         "d": d,
         "norm": norm,

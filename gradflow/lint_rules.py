@@ -118,8 +118,8 @@ def stacks(case: Case) -> Iterator[Finding]:
         yield Finding(
             "note",
             "decoder",
-            f"the figures are of one stack, {a.depth} blocks of {', '.join(a.block)}: a decoder's cross-attention has no law "
-            "here, so the other stack needs a file of its own",
+            f"the figures are of one stack, {a.depth} blocks of {', '.join(a.block)}; the other stack needs a file of its "
+            "own, a decoder's with cross-attention in its block",
         )
 
 

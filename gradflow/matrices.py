@@ -3,6 +3,7 @@
 Matrices are ``params["w…"]``, biases ``params["b…"]``; a dummy ``params["note…"]`` asks for ‖dL/dW‖ (`gradflow.probes`).
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -21,11 +22,27 @@ def gaussian(key: Array, shape: tuple[int, ...], std: float, dtype: Any) -> Arra
     return std * precision.normal(key, shape, dtype)
 
 
+def alike(key: Array, tokens: int, d: int, cosine: float, dtype: Any) -> State:
+    """Gaussian vectors, every two of that cosine."""
+    own = precision.normal(key, (tokens, d), dtype)
+    if cosine == 0:
+        return own
+    # √(1 − c)·own + a·mean has the covariance c off the diagonal, whatever the sign of c
+    common = (1 + (tokens - 1) * cosine) ** 0.5 - (1 - cosine) ** 0.5
+    return (1 - cosine) ** 0.5 * own + common * jnp.mean(own, 0)
+
+
 def linear(params: Params, name: str, x: Float[Array, "tokens k"]) -> Float[Array, "tokens n"]:
     """``W x + b`` for every token; W is ``params["wNAME"]``, (n, k), and b, where there is one, ``params["bNAME"]``, (n,)."""
     matrix, bias, note = params[f"w{name}"], params.get(f"b{name}"), params.get(f"note{name}")
     out = _times(matrix, x) if note is None else _watched(matrix, x, note)
     return out if bias is None else out + bias
+
+
+def pushed(f: Callable[[State], State], x: State, basis: Basis) -> Basis:
+    """The Jacobian of ``f`` at ``x`` by one linearisation, mapped over directions."""
+    _, tangent = jax.linearize(f, x)
+    return jax.vmap(tangent, -1, -1)(basis)
 
 
 def _times(matrix: Float[Array, "n k"], x: Float[Array, "tokens k"]) -> Float[Array, "tokens n"]:

@@ -142,6 +142,36 @@ def constants(
     return head | _both(name, counts)
 
 
+def rows(name: str, *, encoder: int, decoder: int) -> dict[str, Scheme]:
+    """The schemes of an encoder of N blocks and of its decoder of M, for `gradflow.law`, `compare` and `Stack`.
+
+    Parameters
+    ----------
+    name : {"deepnorm", "admin", "t-fixup"}
+    encoder, decoder : int
+        Transformer blocks: of two sub-layers, and of three with cross-attention.
+
+    Returns
+    -------
+    dict of Scheme
+        ``encoder`` and ``decoder``, named after their stack, with the constants that `constants` lists.
+
+    Raises
+    ------
+    ValueError
+        For a scheme without a row for two stacks (Sub-LN has a norm inside its branch), or a bad count.
+    """
+    name = checks.one_of("name", name, sorted(TWO_STACKS.keys() & BY_NAME.keys()))
+    depths = {N: checks.integer("encoder", encoder, 1), M: checks.integer("decoder", decoder, 1)}
+    stacks = zip(("encoder", "decoder"), TWO_STACKS[name], strict=True)
+    return {stack: replace(_at(row, depths), name=f"{name} {stack}") for stack, row in stacks}
+
+
+def _at(row: Scheme, depths: Any) -> Scheme:
+    """The row with the N and M of its formulas filled in."""
+    return replace(row, **{key: getattr(row, key).subs(depths) for key in ("alpha", "inner", "outer")})
+
+
 def _both(name: str, counts: dict[str, int]) -> dict[str, Any]:
     """The answer for an encoder with a decoder."""
     depths = {N: counts["encoder"], M: counts["decoder"]}
@@ -203,8 +233,7 @@ def _stack(row: Scheme, sublayers: int, size: int, depths: Any = ()) -> dict[str
     formulas = _expressions(row)
     effect = None
     if row.name in BY_NAME and sublayers <= FOLLOWED:
-        here = replace(row, **{key: getattr(row, key).subs(depths) for key in ("alpha", "inner", "outer")})
-        profile = law(here, (BRANCH,) * size, depth=sublayers // size, norm="layernorm")
+        profile = law(_at(row, depths), (BRANCH,) * size, depth=sublayers // size, norm="layernorm")
         effect = {"branch": BRANCH, "trunk": float(profile.trunk[0, 0]), "exact": float(profile.exact[0, 0])}
     return {
         "sublayers": sublayers,

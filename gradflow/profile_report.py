@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gradflow.factors import ENDS, Profile
-from gradflow.report import grid, number, profile_table
+from gradflow.report import grid, memory, number, profile_table
 
 
 def profile(p: Profile) -> Group:
@@ -30,7 +30,7 @@ def heading(p: Profile) -> Text:
     else:
         parts = [
             *(s["scheme"], s["equation"], f"f = {s['branch']}", f"{s['norm']} (ε = {s['eps']:g})"),
-            *(f"{s['depth']} blocks", f"d = {s['d']}", f"tokens = {s['tokens']}", s["init"]),
+            *(f"{s['depth']} blocks", f"d = {s['d']}", f"tokens = {s['tokens']}", *memory(s), s["init"]),
             "final norm" if s["final_norm"] else "no final norm",
         ]
     if s.get("batch"):

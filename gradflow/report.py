@@ -2,7 +2,7 @@
 
 import base64
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -53,6 +53,13 @@ def span(interval: Interval | None) -> str:
     if interval is None or not np.isfinite(interval.low):
         return "–"
     return f"{number(interval.low, 3)} … {number(interval.high, 3)}"
+
+
+def memory(settings: Mapping[str, Any]) -> list[str]:
+    """What cross-attention asks, where a block has it."""
+    if "memory_tokens" not in settings:
+        return []
+    return [f"memory of {settings['memory_tokens']}, cosine {settings['memory_cosine']:g}"]
 
 
 def grid(title: str, columns: Sequence[str]) -> Table:

@@ -59,3 +59,19 @@ def emit(result: Any, renderable: Any, as_json: bool, plot: Path | None) -> None
         show(renderable)
         if plot is not None:
             typer.echo(f"Figure written to {plot}", err=True)
+
+
+def block(text: str, memory: int | None, cosine: float | None) -> list[Any]:
+    """Branches by name, cross-attention's with the memory asked for."""
+    from dataclasses import replace
+
+    from gradflow.branches import CrossAttention, branches_of
+
+    names, given = text.split(","), {"memory": memory, "memory_cosine": cosine}
+    given = {name: value for name, value in given.items() if value is not None}
+    if not given:
+        return names
+    branches = branches_of(names)
+    if not any(isinstance(branch, CrossAttention) for branch in branches):
+        raise ValueError(f"memory: no branch of {text!r} has one; give a block with cross-attention")
+    return [replace(branch, **given) if isinstance(branch, CrossAttention) else branch for branch in branches]

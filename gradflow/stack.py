@@ -15,13 +15,14 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from gradflow import checks, precision
-from gradflow.branches import Branch, Params, branches_of, powers_of, with_gains
+from gradflow.branches import Branch, Params, branches_of, memory_of, powers_of, with_gains
 from gradflow.jacobian import Slots, SublayerJacobian
 from gradflow.norms import BY_NAME, AnyNorm
 from gradflow.scaling import rescale
 from gradflow.schemes import Multipliers, Scheme, scheme_of
 
 State = Float[Array, "tokens d"]
+SHARED = 2**32 - 1  # beside the blocks' indices
 
 
 class Layer(NamedTuple):
@@ -63,6 +64,15 @@ def _masked(params: tuple[Params, ...], stack: "Stack", mask: Array | None) -> t
     return tuple(p if b.tokenwise else p | {"mask": mask} for p, b in zip(params, stack.block, strict=True))
 
 
+def _with_shared(params: tuple[Params, ...], stack: "Stack", key: Array) -> tuple[Params, ...]:
+    """Give every block what all of them share, as a decoder's blocks share the encoder's output."""
+    key = jax.random.fold_in(key, SHARED)
+    return tuple(
+        p | b.shared(key, stack.d, stack.dtype) if hasattr(b, "shared") else p  # type: ignore[attr-defined]
+        for p, b in zip(params, stack.block, strict=True)
+    )
+
+
 def _times(norm: AnyNorm | None, factor: Array) -> AnyNorm | None:
     return None if norm is None else replace(norm, gain=norm.gain * factor, bias=norm.bias * factor)
 
@@ -99,6 +109,7 @@ class Drawn:
         index, (scale, inner, outer) = piece
         keys = jax.random.split(jax.random.fold_in(self.key, index), len(stack.block))
         params = tuple(branch.init(k, stack.d, stack.dtype) for branch, k in zip(stack.block, keys, strict=True))
+        params = _with_shared(params, stack, self.key)
         slots = stack.slots
         if self.numbers is not None or not stack.scheme.unit:
             params = tuple(map(with_gains, stack.block, params, inner, outer))
@@ -280,6 +291,7 @@ class Stack:
             "scheme": self.scheme.name,
             "equation": self.scheme.equation,
             "branch": " + ".join(branch.name for branch in self.block),
+            **memory_of(self.block),
             "norm": self.norm,
             "eps": self.eps,
             "final_norm": self.final_norm,

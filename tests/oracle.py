@@ -102,21 +102,22 @@ def attention(
     params, x, heads, causal=False, mask=None, rope=False, qk_norm=False, hidden=None, normed=lambda part: part
 ):
     """Multi-head attention, one head and one query at a time; ``normed`` acts on the queries, keys and values of a head,
-    ``hidden`` names a norm before the last matrix.
+    ``hidden`` names a norm before the last matrix; keys and values are a memory's where there is one.
     """
     (tokens, d), rows = x.shape[-2:], []
+    asked = params.get("memory", x)
     width = d // heads
 
     def project(name, part, states):
         return states @ params["w" + name][part].T + (params["b" + name][part] if "b" + name in params else 0)
 
     for i in range(tokens):
-        seen = [j for j in range(tokens) if (j <= i or not causal) and (mask is None or mask[j])]
+        seen = [j for j in range(asked.shape[-2]) if (j <= i or not causal) and (mask is None or mask[j])]
         parts = []
         for h in range(heads):
             part = slice(h * width, (h + 1) * width)
             q = normed(project("_q", part, x[..., i, :]))
-            k, v = (normed(project(name, part, x[..., seen, :])) for name in ("_k", "_v"))
+            k, v = (normed(project(name, part, asked[..., seen, :])) for name in ("_k", "_v"))
             if qk_norm:
                 q, k = (t / np.sqrt(np.mean(t * t, -1, keepdims=True)) for t in (q, k))
             if rope:
@@ -132,7 +133,7 @@ def attention(
 def branch(name, params, x, activation=None):
     """f(x) of the whole state, from the branch's name and weights."""
     name, _, hidden = name.partition("+")
-    if name.startswith("attention"):
+    if name.startswith(("attention", "cross-attention")):
         options = {"causal": "causal" in name, "rope": "rope" in name, "qk_norm": "qk-norm" in name}
         return attention(params, x, math.gcd(x.shape[-1], 8), **options, hidden=hidden)
     if name == "linear":

@@ -28,6 +28,7 @@ _CATALOGUE = {
     "end-to-end": "gradflow.symbolic.telescope:derivation",
     "attention": "gradflow.symbolic.attention_derivation:derivation",
     "streams": "gradflow.symbolic.streams:derivation",
+    "cross-attention": "gradflow.symbolic.cross_attention_derivation:derivation",
 }
 
 NAMES = tuple(_CATALOGUE)
