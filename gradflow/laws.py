@@ -4,25 +4,20 @@ A law knows the scheme, the branches' moments, depth and width, and nothing of a
 """
 
 import dataclasses
-import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from gradflow import checks, precision, token_laws
 from gradflow.branches import Branch, branches_of, memory_of, of_one_token, powers_of
 from gradflow.factors import Profile, backward_sum, safe_log
+from gradflow.finite_width import Case, curve
 from gradflow.inits import initialised
-from gradflow.leading import LENGTHS, distinct, leading
-from gradflow.numeric import to_jax
+from gradflow.leading import LENGTHS, leading
 from gradflow.schemes import ONE, Multipliers, Scheme
 from gradflow.streams import StreamScheme, any_scheme
-from gradflow.symbolic import depth as symbolic
-from gradflow.symbolic import moments as gaussian
 
 ASSUMPTIONS = (
     "iid zero-mean Gaussian weights, unit-rms isotropic input, ε = 0, independent tokens, L ≪ d; typical (mean-log) values "
@@ -32,163 +27,6 @@ ASSUMPTIONS = (
 NO_SKIP = "scheme: {!r} has α = 0, which leaves no skip path for a law to follow"
 
 COSINES = ("token_cosine", "gradient_cosine", "input_gradient_cosine")
-Rows = dict[str, jax.Array]
-_NAMES = tuple(f.name for f in dataclasses.fields(symbolic.SublayerLaw))
-
-
-@dataclasses.dataclass(frozen=True)
-class Case:
-    """A law's arguments, checked and resolved: the branches in turn, S values of each multiplier, d (∞: leading order)."""
-
-    branches: tuple[Branch, ...]
-    numbers: Multipliers
-    output_norm: bool
-    centred: float
-    final: bool
-    d: float
-    tokens: int
-    probes: float
-
-    def moments(self, frozen: bool) -> Rows:
-        """Moments of β·f for every sub-layer, each of shape (S,); frozen: of the same branch with F = 0."""
-        found = {name: np.empty(len(self.alpha)) for name in symbolic.MOMENTS}
-        for k, branch in enumerate(self.branches):
-            mine = slice(k, None, len(self.branches))
-            scale, inner, outer = (a[mine] for a in self.numbers[2:])
-            rows, where = distinct(scale**2, inner, outer)
-            at = branch.moments() if np.all(rows == 1) else moments_of(branch, rows, where)
-            at = at.scaled(self.beta[mine] ** 2)
-            for name in found:
-                found[name][mine] = getattr(gaussian.frozen(at) if frozen else at, name)
-        return {name: jnp.asarray(values) for name, values in found.items()}
-
-    @property
-    def alpha(self) -> np.ndarray:
-        """Skip multipliers, (S,)."""
-        return self.numbers.alpha
-
-    @property
-    def beta(self) -> np.ndarray:
-        """Branch multipliers, (S,)."""
-        return self.numbers.beta
-
-
-def moments_of(branch: Branch, rows: np.ndarray, where: np.ndarray) -> gaussian.BranchMoments:
-    """A branch's moments at each distinct (power, inner, outer), put where they belong."""
-    leaves = [jnp.broadcast_to(leaf, len(rows)) for leaf in _moments_at(branch, jnp.asarray(rows))]
-    columns: list[Any] = [np.asarray(leaf)[where] for leaf in leaves]
-    return gaussian.BranchMoments(*columns)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _moments_at(branch: Branch, rows: jax.Array) -> tuple:
-    return jax.lax.map(lambda row: dataclasses.astuple(branch.moments_at(*row)), rows)
-
-
-@functools.lru_cache
-def _sublayer_law(output_norm: bool) -> Callable[..., tuple]:
-    law = symbolic.output_norm() if output_norm else symbolic.input_norm()
-    return to_jax(symbolic.SYMBOLS, dataclasses.astuple(law))
-
-
-@functools.lru_cache
-def _extras() -> tuple[Callable[..., tuple], Callable[..., tuple]]:
-    return to_jax(symbolic.SYMBOLS, symbolic.response()), to_jax(symbolic.SYMBOLS, symbolic.outermost_norm())
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _recursion(
-    output_norm: bool, final: bool, moments: Rows, alpha: jax.Array, d: float, centred: float
-) -> tuple[Rows, jax.Array]:
-    """Forward for the stream, backward for the gradient's share along it; all terms, and (Q, M, v_Q) at the end."""
-    law, columns = _sublayer_law(output_norm), tuple(moments[name] for name in symbolic.MOMENTS)
-
-    def terms_at(row: tuple, a: jax.Array, state: Sequence[Any], radial: Any) -> Rows:
-        return dict(zip(_NAMES, law(*row, a, d, centred, *state, radial), strict=True))
-
-    def forward(state: tuple, inputs: tuple) -> tuple[tuple, tuple]:
-        row, a = inputs
-        terms = terms_at(row, a, state, 0.0)
-        return tuple(jnp.asarray(terms[k], float) for k in ("next_Q", "next_mean", "next_var")), state
-
-    def backward(radial: jax.Array, inputs: tuple) -> tuple[jax.Array, jax.Array]:
-        row, a, state = inputs
-        return jnp.asarray(terms_at(row, a, state, radial)["next_radial"], float), radial
-
-    start = (jnp.ones(()), jnp.zeros(()), jnp.zeros(()))
-    last, states = jax.lax.scan(forward, start, (columns, alpha))
-    first = jnp.asarray(0.0 if final else 1.0)  # a final norm leaves nothing along x
-    _, radial = jax.lax.scan(backward, first, (columns, alpha, states), reverse=True)
-    terms = {k: jnp.broadcast_to(v, alpha.shape) for k, v in terms_at(columns, alpha, states, radial).items()}
-    return terms | {"Q": states[0], "radial": radial}, jnp.stack(last)
-
-
-def _pooled(case: Case, terms: Rows) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Shifts of log norm and log branch from pooling over tokens and cotangents, and the variance that is left.
-
-    A pooled power averages before the log is taken, which gains half of the variance that it averages away.
-    """
-    shared, own, norm = terms["spread_shared"], terms["spread_own"], terms["shift_norm"]
-    over_tokens, over_both = 1 - 1 / case.tokens, 1 - 1 / (case.tokens * case.probes)
-    shift_norm = norm * over_tokens / 2
-    shift = (shared * over_tokens + own * over_both) / 2
-    return shift_norm, shift - shift_norm, shared * (1 - over_tokens) + own * (1 - over_both)
-
-
-@jax.jit
-def _summed_response(tail: jax.Array, slope: jax.Array, alpha: jax.Array) -> jax.Array:
-    """What noise in the stream at each sub-layer does to all later log gains; one step on it is worth α²."""
-    return jax.lax.scan(lambda r, row: (row[0] + row[1] ** 2 * r, r), tail, (slope, alpha), reverse=True)[1]
-
-
-def _stream_noise(case: Case, moments: Rows, terms: Rows, last: jax.Array) -> jax.Array:
-    """Variance from the growing stream of an input-norm scheme: noise at one sub-layer moves every later gain."""
-    states = (terms["Q"], jnp.zeros(()), jnp.zeros(()), terms["radial"])
-    alpha = jnp.asarray(case.alpha)
-    slope, noise, overlap = _extras()[0](*moments.values(), alpha, case.d, case.centred, *states)
-    tail = -1 / last[0] if case.final else jnp.zeros(())
-    lag = _summed_response(tail, slope, alpha)
-    return (lag**2 * noise + 2 * lag * overlap) / case.tokens
-
-
-def _curve(case: Case, frozen: bool) -> dict[str, np.ndarray]:
-    """Rows of one vector: the gradient, or the trunk where F is frozen; ``sd`` is that of the cumulative log gain."""
-    moments = case.moments(frozen)
-    terms, last = _recursion(case.output_norm, case.final, moments, jnp.asarray(case.alpha), case.d, case.centred)
-    shift_norm, shift_branch, variance = _pooled(case, terms)
-    outside = _extras()[1](*[0.0] * len(symbolic.MOMENTS), 0.0, case.d, case.centred, *last, 0.0)
-    log_outer, *isotropic = map(jnp.asarray, outside)
-    shares = [terms["aligned"], terms["along_mean"]]
-    if case.output_norm:
-        # A norm finds what the sub-layer above hands down; the last one an isotropic cotangent, or, behind a final norm,
-        # what that left: nothing, as both have the same û.
-        above = [jnp.zeros(())] * 2 if case.final else isotropic
-        shares = [jnp.append(share[1:], value) for share, value in zip(shares, above, strict=True)]
-    else:
-        variance = variance + _stream_noise(case, moments, terms, last)
-    rows = {
-        "aligned": shares[0],
-        "along_mean": shares[1],
-        "norm": jnp.exp((terms["log_norm"] + shift_norm) / 2),
-        "skip": jnp.abs(jnp.asarray(case.alpha)),
-        "branch": jnp.exp((terms["log_branch"] + shift_branch) / 2),
-        "Q": terms["Q"],
-        "q": moments["q"],
-        "alpha": jnp.asarray(case.alpha),
-    }
-    if case.final:
-        end = {
-            "aligned": isotropic[0],
-            "along_mean": isotropic[1],
-            "norm": jnp.exp(log_outer / 2),
-            "Q": last[0],
-            "q": 0.0,
-        }
-        rows = {name: jnp.append(values, jnp.asarray(end.get(name, 1.0))) for name, values in rows.items()}
-        variance = jnp.append(variance, 0.0)
-    rows["projection"] = jnp.sqrt(1 - rows["aligned"] - rows["along_mean"])
-    sd = jnp.sqrt(jnp.append(jnp.cumsum(variance[::-1])[::-1], 0.0)) / 2
-    return {name: np.asarray(values) for name, values in rows.items()} | {"sd": np.asarray(sd)}
 
 
 def law(
@@ -275,7 +113,7 @@ def law(
         first = leading(row, numbers, branches, depth, norm, case.final)
         if not refined:
             _in_range(row, first["Q"] + first["net"])
-        curves = [_curve(case, frozen) if refined else _plain(first, frozen) for frozen in (False, True)]
+        curves = [curve(case, frozen) if refined else _plain(first, frozen) for frozen in (False, True)]
     settings = {
         "what": "law",
         "scheme": row.name,
@@ -365,7 +203,7 @@ def blocks_of(block: str | Branch | Sequence[str | Branch], tokens: int) -> tupl
 
 
 def _plain(rows: dict[str, np.ndarray], frozen: bool) -> dict[str, np.ndarray]:
-    """The leading order as `_curve` has it; no share is along û, and nothing spreads."""
+    """The leading order as `gradflow.finite_width.curve` has it; no share is along û, and nothing spreads."""
     zero = np.zeros_like(rows["Q"])
     skip = np.abs(rows["alpha"])
     return {

@@ -273,11 +273,6 @@ def test_bad_input_is_refused_in_one_line(message):
     refused(lambda: gradflow.profile(model, **{"x": X} | arguments), message)
 
 
-def test_attention_among_several_tokens_has_no_law_yet():
-    with pytest.raises(ValueError, match="depth law of 'attention' is not derived"):
-        gradflow.law("post-ln", BLOCK, 4, tokens=TOKENS)
-
-
 def test_a_linear_map_of_no_bias_is_the_matrix():
     with jax.enable_x64(True):
         w, x = normal(0, 3, D), normal(1, TOKENS, D)
