@@ -108,6 +108,14 @@ class Attention:
             checks.integer("heads", self.heads, 1)
         suffix(self.hidden_norm)
 
+    @staticmethod
+    def named(spec: Any) -> "Attention | None":
+        """The attention that a name with options stands for, as in ``attention:causal:rope``; ``None`` for any other."""
+        first, *options = spec.split(":") if isinstance(spec, str) else ("",)
+        if first != "attention" or not set(options) <= {"causal", "rope", "qk-norm"}:
+            return None
+        return Attention(causal="causal" in options, rope="rope" in options, qk_norm="qk-norm" in options)
+
     @property
     def name(self) -> str:
         """``attention``, then of ``:causal``, ``:rope``, ``:qk-norm``, ``:qkv-norm`` what it has, and ``+NORM`` before W_O."""

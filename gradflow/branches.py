@@ -6,7 +6,6 @@ Given weights may bring a bias ``b_*`` beside each matrix ``w_*``, and attention
 law has the leading order alone says so by ``refined = False``.
 """
 
-import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -157,15 +156,11 @@ class Bias:
         return kernels.interpolated((self.gain * outer) ** 2 + 0 * power, 0.0, 0.0)
 
 
-BRANCHES: dict[str, Any] = {  # Branch by name; `named` adds a norm to those that have hidden units
+BRANCHES: dict[str, Any] = {  # Branch by name; `named` knows mixtures, attention's options, and norms over hidden units
     "linear": Linear(),
     "bias": Bias(),
     **{mlp.name: mlp for gated in (False, True) for mlp in (MLP(name, gated=gated) for name in symbolic.ACTIVATIONS)},
-    **{
-        branch.name: branch
-        for causal, rope, qk_norm in itertools.product((False, True), repeat=3)
-        for branch in (Attention(causal=causal, rope=rope, qk_norm=qk_norm),)
-    },
+    **{branch.name: branch for branch in (Attention(), Attention(causal=True))},
     **{branch.name: branch for branch in (CrossAttention(), CrossAttention(qk_norm=True))},
 }
 
@@ -173,8 +168,8 @@ BRANCHES: dict[str, Any] = {  # Branch by name; `named` adds a norm to those tha
 def named(argument: str, name: object) -> Branch:
     """The branch of a name, as in ``mlp:gelu`` or, with a norm before the last matrix, ``mlp:gelu+layernorm``."""
     plain, plus, norm = name.partition("+") if isinstance(name, str) else (name, "", "")
-    mixture: Any = Experts.named(plain)
-    branch = mixture or BRANCHES[checks.one_of(argument, plain, BRANCHES)]
+    spelt: Any = Experts.named(plain) or Attention.named(plain)
+    branch = spelt or BRANCHES[checks.one_of(argument, plain, BRANCHES)]
     if not plus:
         return branch
     if not hasattr(branch, "hidden_norm"):

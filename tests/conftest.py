@@ -57,3 +57,15 @@ def shell(monkeypatch, capsys):
         return stop.value.code or 0, captured.out, captured.err
 
     return call
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of a test marked ``repeats`` the first cases run always; the others are ``slow``."""
+    met = {}
+    for item in items:
+        for mark in item.iter_markers("repeats"):
+            test = (item.path, item.cls, item.originalname)
+            met[test] = met.get(test, 0) + 1
+            if met[test] > mark.kwargs.get("keep", 1):
+                item.add_marker(pytest.mark.slow)

@@ -58,6 +58,7 @@ def _table():
 KINDS = ("linear", "bias", "mlp:relu", "mlp:gelu", "mlp:tanh", "glu:silu", "attention", "attention:causal")
 # every name without a norm over the hidden units, and each norm in each kind of branch
 BRANCH_NAMES = [*BRANCHES, *(f"{name}+layernorm" for name in ("mlp:gelu", "glu:silu", "attention"))]
+BRANCH_NAMES += ["attention:rope:qk-norm", "attention:causal:rope"]
 BRANCH_NAMES += [f"{name}+rms" for name in ("mlp:relu", "glu:tanh", "attention:causal")]
 TABLE = tuple(_table())
 

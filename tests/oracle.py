@@ -132,7 +132,9 @@ def attention(
 
 def branch(name, params, x, activation=None):
     """f(x) of the whole state, from the branch's name and weights."""
-    name, _, hidden = name.partition("+")
+    name, hidden = next(
+        ((name.removesuffix(f"+{n}"), n) for n in ("layernorm", "rms") if name.endswith(f"+{n}")), (name, "")
+    )
     if name.startswith(("attention", "cross-attention")):
         options = {"causal": "causal" in name, "rope": "rope" in name, "qk_norm": "qk-norm" in name}
         return attention(params, x, math.gcd(x.shape[-1], 8), **options, hidden=hidden)
@@ -319,4 +321,5 @@ class Network:
             rows.append(row)
             g, w = back, w_back
         rows = rows[::-1]
-        return {name: np.asarray([row[name] for row in rows]) for name in rows[0]}
+        found = {name: np.asarray([row[name] for row in rows]) for name in rows[0]}
+        return found | {"input_gradient_cosine": pooled_cosine(g)}

@@ -209,7 +209,7 @@ def test_a_deep_model_is_cut_in_the_middle_and_several_texts_are_averaged(minilm
     _, a = minilm
     p = a.profile
     figures = {
-        name: np.repeat(np.concatenate([values, values[:, :12] * 1e-5], 1), 2, 0)
+        name: np.repeat(values if values.ndim == 1 else np.concatenate([values, values[:, :12] * 1e-5], 1), 2, 0)
         for name, values in vars(p).items()
         if isinstance(values, np.ndarray)
     }

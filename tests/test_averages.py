@@ -22,6 +22,7 @@ def both(phi, gated, powers):
         return np.array(found), np.array(exact)
 
 
+@pytest.mark.repeats(keep=6)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("name", [*moments.ACTIVATIONS, *OWN])
 def test_table_is_the_quadrature(name, gated):

@@ -84,6 +84,7 @@ def sampled(keys, s2, r, draws=200_000):
     return np.array([(row.mean(), row.std() / math.sqrt(draws)) for row in rows])
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize(("gain", "rho", "r"), [(1.0, 0.0, 0.5), (1.3, 0.4, 0.0), (1.0, 0.7, 0.9)])
 def test_moments_and_pairs_against_sampled_softmax_rows(gain, rho, r):
     """At r = 0 and for one query within 4 s.e.; between, within the 0.5 % of `K_2 and D_2 between the ends` as well."""
@@ -148,7 +149,7 @@ def test_post_ln_decays_where_the_memory_is_alike():
 
 
 NETWORKS = [
-    ("post-ln", DECODER, {"cotangent_cosine": 0.3}),
+    pytest.param("post-ln", DECODER, {"cotangent_cosine": 0.3}, marks=pytest.mark.slow),
     ("pre-ln", (CrossAttention(2, 8, qk_norm=True), MLP("gelu", 2)), {"token_cosine": 0.5, "cotangent_cosine": 0.5}),
     pytest.param("post-ln", (Attention(2), CrossAttention(2, 12, 0.9), "mlp:tanh"), {}, marks=pytest.mark.slow),
     pytest.param("pre-ln", DECODER, {"init": "xavier", "token_cosine": 0.2}, marks=pytest.mark.slow),
@@ -190,6 +191,7 @@ def powers(scheme, block):
     return gradflow.law(scheme, block, DEPTH, tokens=8).exact[0, : DEPTH * len(block) : len(block)] ** 2
 
 
+@pytest.mark.slow
 def test_encoder_against_decoder():
     """Liu et al. 2020: post-LN's decoder loses its gradient, its encoder does not, nor does pre-LN; the memory decides."""
     encoder, alike, differing = (powers("post-ln", block) for block in (ENCODER, decoder(0.9), decoder(0.0)))

@@ -47,6 +47,7 @@ def mixture(f, params, x):
     return np.stack(rows, -2)
 
 
+@pytest.mark.repeats(keep=2)
 @pytest.mark.parametrize("kind", MIXTURES)
 @pytest.mark.usefixtures("eager")
 def test_value_and_push_are_those_of_a_loop_over_tokens_and_experts(kind):
@@ -146,6 +147,7 @@ def test_the_table_is_the_quadrature_and_its_tail_near_it(x64):
     np.testing.assert_allclose(far, top_k.LIMIT, atol=1e-12)
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("kind", ["mixtral", "switch"])
 def test_moments_are_those_of_drawn_mixtures(kind):
     """q_f, χ_f, ‖dL/dW‖², and χ_f/q_f behind a norm, within 4 standard errors and 1/d."""
@@ -208,6 +210,7 @@ def near(entry):
         assert np.all(gap < np.maximum(0.02, 3 * error)), (entry.name, name, gap, error)
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("scheme", ["post-ln", "pre-ln", "sandwich"])
 def test_law_against_networks(scheme):
     f = replace(SMALL, imbalance=0.5)

@@ -38,6 +38,7 @@ def direction(d, seed=0):
     return v / np.linalg.norm(v)
 
 
+@pytest.mark.repeats(keep=48)
 @rows
 @pytest.mark.parametrize("eps", [0.0, 1e-5])
 @pytest.mark.parametrize("length", [1e-30, 1e-20, 1e-12, 1e-6, 1.0, 1e6, 1e12, 1e20, 1e30])

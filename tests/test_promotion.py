@@ -30,6 +30,7 @@ def test_a_norm_of_one_vector_promotes_neither_dtype_nor_rank(row, dtype, strict
     assert {a.dtype for a in got} == {np.dtype(dtype)}
 
 
+@pytest.mark.repeats(keep=4)
 @dtypes
 @pytest.mark.parametrize("branch", ["bias", "mlp:relu", "mlp:gelu", "attention:causal"])
 def test_a_branch_promotes_no_dtype(branch, dtype, strict):

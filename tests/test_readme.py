@@ -160,7 +160,10 @@ def test_every_shell_line_is_one_the_shell_takes(line):
 
 
 PYTHON = [
-    (page, i) for page in ("README.md", "CONTRIBUTING.md") for i, b in enumerate(blocks(page)) if b[0] == "python"
+    pytest.param(page, i, marks=pytest.mark.slow) if "gradflow.law(scheme, block" in b[1] else (page, i)
+    for page in ("README.md", "CONTRIBUTING.md")
+    for i, b in enumerate(blocks(page))
+    if b[0] == "python"
 ]
 
 
@@ -173,12 +176,13 @@ def test_python_runs_and_prints_what_stands_below(page, i, folder):
     assert differences(below, out.getvalue()) == []
 
 
+LATE = ("gradflow compare", "gradflow subspaces", "gradflow profile", "--reading alignment", "--depth 96")
+
+
 def shell_blocks():
-    """Blocks of shell with output; of the planar ones, which differ in an option, one is enough where time counts."""
+    """Blocks of shell with output; the long ones, whose commands other tests call at smaller sizes, in ``make test-all``."""
     blocks = [(i, code) for i, (language, code, _) in enumerate(shown("README.md")) if language == "sh"]
-    planar = [i for i, code in blocks if "--reading alignment" in code]
-    late = {*planar[1:], *(i for i, code in blocks if "--depth 96" in code)}
-    return [pytest.param(i, marks=pytest.mark.slow) if i in late else i for i, _ in blocks]
+    return [pytest.param(i, marks=pytest.mark.slow) if any(late in code for late in LATE) else i for i, code in blocks]
 
 
 @pytest.mark.parametrize("i", shell_blocks())

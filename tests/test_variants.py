@@ -220,6 +220,7 @@ BLOCKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", BLOCKS)
 def test_law_and_networks_agree(block):
     """Rates per sub-layer within max(2 %, 3 s.e.), s.e. below 1 %, and what a law of the plain branches misses by far more."""
