@@ -121,6 +121,7 @@ def sequentials():
     yield adapters.nnx(model), model
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("index", range(3), ids=FRAMEWORKS)
 def test_a_sequential_is_a_list_and_a_function(index, eager):
     ours, theirs = list(sequentials())[index]
@@ -207,6 +208,7 @@ def test_evaluation_mode_is_not(x64):
         assert jax.eval_shape(f, jnp.asarray(X)).shape == X.shape
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("shape", [(D,), (TOKENS, D), (2, TOKENS // 2, D)])
 def test_states_of_one_to_three_axes(shape, eager):
     x, sent = np.random.default_rng(2).standard_normal((2, *shape))

@@ -82,6 +82,7 @@ def test_exact_is_transformers_own_gradient(loaded, family):
     assert p.exact[0, 0] == pytest.approx(size(wanted["gradient"][0]) / size(wanted["cotangent"][0]), rel=1e-10)
 
 
+@pytest.mark.repeats(keep=2)
 @pytest.mark.parametrize(("family", "cotangent"), [*((family, "pooled") for family in FAMILIES), ("bert", "mlm")])
 def test_exact_is_the_gradient_of_the_scalar_that_is_named(loaded, family, cotangent):
     checkpoint, a = loaded[family], gradflow.audit(FIXTURES / family, TEXTS, cotangent=cotangent, key=3)

@@ -94,6 +94,7 @@ def test_variance_is_two_pass_in_float32(offset, step, d):
         close(value, 178.9, rtol=1e-3)
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("norm", ["rms", "layernorm"])
 def test_deep_post_ln_keeps_its_gradient_and_loses_its_trunk(norm):
     c = 1 - 2**-0.5  # q_f = 1, as W ~ N(0, 1/d)
@@ -161,6 +162,7 @@ def test_doubled_norm_changes_the_jacobian_by_order_eps_only(row, eps):
     np.testing.assert_allclose(again @ once, once, rtol=0, atol=3 * eps + 1e-14)
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize(("factor", "depth", "dtype"), [(0.5, 1100, "float64"), (0.5, 400, "float32")])
 def test_log_gain_survives_where_the_plain_product_does_not(factor, depth, dtype):
     scheme = Scheme("scaled", "test", "J = factor", norm_in=True, alpha=sympy.Float(factor), beta=sympy.Integer(0))

@@ -123,6 +123,7 @@ def test_numbers_do_not_depend_on_a_global_x64_flag_and_none_is_flipped(small, x
         jax.config.update("jax_enable_x64", before)
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("options", [dict(tokens=3, branch="mlp:relu", norm="layernorm", scheme="pre-ln")])
 def test_to_dict_is_json_without_nan(options, dtype):
@@ -221,6 +222,7 @@ def test_a_given_cotangent_pays_its_own_projection():
     np.testing.assert_allclose(p.projection[0, 0] ** 2, 1 - p.alignment[0, 0] ** 2, rtol=1e-12)
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize(("c", "branch"), [(0.05, "linear"), (0.6, "mlp:gelu"), (0.2, "bias")])
 def test_c_sets_the_branchs_forward_strength(c, branch):
     r = gradflow.contraction(depth=3, d=64, c=c, branch=branch, seeds=2, probes=1)

@@ -118,6 +118,7 @@ def test_a_wrong_slope_gives_a_wrong_law(tamper):
     assert abs(gradflow.law("post-ln", "mlp:tanh", 12).log_exact[0, 0] - right) > 0.1
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize(("scheme", "function"), [("post-ln", "output_norm"), ("pre-ln", "input_norm")])
 def test_a_wrong_depth_law_gives_a_wrong_prediction(tamper, scheme, function):
     right = gradflow.law(scheme, "mlp:relu", 24, d=256)

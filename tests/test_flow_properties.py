@@ -41,6 +41,7 @@ def measured(scheme, norm, branch="mlp:tanh"):
     return run
 
 
+@pytest.mark.repeats(keep=2)
 @pytest.mark.parametrize("norm", ["layernorm", "rms"])
 @pytest.mark.parametrize("scheme", ["post-ln", "pre-ln"])
 @many
@@ -88,6 +89,7 @@ def both_norms(name, eps):
     return run
 
 
+@pytest.mark.repeats(keep=4)
 @pytest.mark.parametrize("eps", [0.0, 1e-5])
 @pytest.mark.parametrize("name", [row.name for row in norms.NORMS])
 @many

@@ -161,6 +161,7 @@ BRANCHES = (Linear(), Bias(), MLP("relu", ratio=2), MLP("tanh", ratio=2))  # GEL
 BIASED = MLP("tanh", ratio=2, bias=0.7, bias_in=1.0)
 
 
+@pytest.mark.repeats(keep=2)
 @pytest.mark.parametrize(
     ("scheme", "norm", "branch"),
     [

@@ -58,6 +58,7 @@ def product_in_50_digits(kind, weights, x, scheme, eps):
     return J
 
 
+@pytest.mark.repeats(keep=2)
 @pytest.mark.parametrize("scheme", ["post-ln", "pre-ln"])
 @pytest.mark.parametrize("kind", ["linear", "mlp:tanh"])
 def test_product_of_depth_64_has_the_digits_of_float64(scheme, kind, x64):

@@ -74,6 +74,7 @@ def plain(stack, weights, x, mask=None):
     return norm(weights.last, x) if stack.final_norm else x
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize(
     ("scheme", "block", "final"), [(EVERYWHERE, "attention", True), (PURE, ("mlp:gelu", "linear"), False)], ids=name
 )
@@ -95,6 +96,7 @@ def test_one_backward_pass_gives_what_the_sweep_gives(scheme, block, final, x64)
         close(gradient / jnp.linalg.norm(gradient), truth / np.linalg.norm(truth))
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize(("scheme", "causal"), [("post-ln", False), (SANDWICH, True)], ids=name)
 def test_given_weights_with_biases_and_gains_against_the_equations(scheme, causal, x64):
     stack = made(scheme, (Attention(2, causal), MLP("gelu", 3)), final_norm=True)

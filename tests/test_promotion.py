@@ -56,6 +56,7 @@ def test_trace_and_flow_promote_no_dtype(dtype, strict):
     assert {v.dtype for k, v in rows.items() if k != "degenerate"} == {np.dtype(dtype)}
 
 
+@pytest.mark.repeats
 @dtypes
 def test_the_main_job_promotes_no_dtype(dtype, strict):
     gradflow.contraction(depth=2, d=4, seeds=1, branch="mlp:relu", norm="layernorm", dtype=dtype)

@@ -9,6 +9,7 @@ norms = pytest.mark.parametrize("norm", ["rms", "layernorm"])
 branches = pytest.mark.parametrize("branch", ["bias", "linear"])
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("c", [0.2, 0.05])
 def test_norm_reading_turns_c_into_the_weights_strength(c):
     r = gradflow.contraction(depth=2, d=8, c=c, seeds=1)
@@ -57,6 +58,7 @@ def test_alignment_reading_gradient_alignment_along_the_exact_chain(norm, branch
     np.testing.assert_allclose(rest, 0.6 if branch == "bias" else 0.0, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.repeats(keep=2)
 @norms
 @branches
 def test_alignment_reading_spectrum_and_random_cotangent(norm, branch):

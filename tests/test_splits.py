@@ -40,6 +40,7 @@ def test_four_gains_are_autodiffs_projected_by_hand(x64):
     assert "No law: the input is given." in str(split)
 
 
+@pytest.mark.slow
 def test_padding_is_in_neither_part():
     x, real = np.random.default_rng(1).standard_normal((5, 8)), np.array([1, 1, 1, 0, 0], bool)
     padded = gradflow.subspaces(STACK, x, seeds=1, mask=real)
@@ -49,6 +50,7 @@ def test_padding_is_in_neither_part():
     np.testing.assert_allclose(padded.measured["differences"].consensus[0, -1], 0, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_law_beside_networks():
     stack = Stack.make("pre-ln", ("attention", "mlp:relu"), 3, 128, eps=0.0, dtype="float32")
     split = gradflow.subspaces(stack, tokens=12, seeds=12)

@@ -105,7 +105,8 @@ VARIANTS = (
 )
 
 
-@pytest.mark.parametrize("branch", [*(f"glu:{name}" for name in ACTIVATIONS), *VARIANTS])
+@pytest.mark.repeats(keep=6)
+@pytest.mark.parametrize("branch", [*VARIANTS, *(f"glu:{name}" for name in ACTIVATIONS)])
 def test_a_token_with_itself_has_the_moments_of_one(branch):
     branch = branch_of(branch)
     value, slope, weights = kernels.at(branch.pairs(0.7, 1.0, 1.0), jnp.ones(()))
@@ -218,7 +219,7 @@ def test_qk_norm_takes_the_scale_out_of_the_scores():
 
 EVERYTHING = MLP("relu", hidden_norm="layernorm", bias_in=0.5, bias=0.3)
 NETWORKS = [
-    ("post-ln", (Attention(2), "mlp:relu"), {"cotangent_cosine": 0.3}),
+    pytest.param("post-ln", (Attention(2), "mlp:relu"), {"cotangent_cosine": 0.3}, marks=pytest.mark.slow),
     (
         "pre-ln",
         (Attention(2, True, qk_norm=True, rope=True, hidden_norm="rms"), Dropout(EVERYTHING, 0.2)),

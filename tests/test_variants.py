@@ -109,6 +109,7 @@ def test_weight_gradients_see_the_hidden_norm(x64):
 # --- moments -----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.repeats(keep=5)
 @pytest.mark.parametrize(
     ("branch", "chi"),
     [

@@ -78,6 +78,7 @@ def test_the_recursion_of_every_placement(name):
         assert p.stream_rms[0, -1] ** 2 < stream + 1e-12
 
 
+@pytest.mark.repeats(keep=4)
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("name", ["gelu", "silu", "tanh", "relu", "gelu_tanh"])
 def test_moments_at_a_power_are_mpmaths(name, gated):
