@@ -157,6 +157,7 @@ NETWORKS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("scheme", "block", "options"), NETWORKS)
 def test_networks_follow_the_law(scheme, block, options):
     """At every sub-layer: the mean power of the gradient, and the trunk, within max(5 %, 3 s.e.); the s.e. is below 8 %.

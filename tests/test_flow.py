@@ -43,6 +43,7 @@ def test_every_factor_is_its_definition(norm, scheme, block, final):
             np.testing.assert_array_equal(r.flow[f"{prefix}{factor}"][: r.stack.sublayers], 1.0)
 
 
+@pytest.mark.repeats(keep=2)
 @pytest.mark.parametrize("norm", ["layernorm", "rms"])
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.usefixtures("eager")

@@ -70,12 +70,8 @@ def test_notebook_is_kept_executed_and_small(path):
     assert path.stat().st_size < 1.5e6
 
 
-def timed(path):
-    """One notebook runs always; the others, whose numbers other tests have as well, in ``make test-all``."""
-    return path if path.stem == "trained" else pytest.param(path, marks=pytest.mark.slow)
-
-
-@pytest.mark.parametrize("path", [timed(path) for path in NOTEBOOKS], ids=lambda path: path.stem)
+@pytest.mark.slow  # other tests have the numbers as well
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_notebook_runs_again_to_the_same_numbers(path, tmp_path):
     copy = shutil.copy(path, tmp_path)
     shutil.copytree(path.parent / "data", tmp_path / "data")

@@ -31,6 +31,7 @@ def test_norm_reading_trunk_is_the_estimate_at_leading_order():
     assert abs(np.mean(wide.log_exact)) < 0.5
 
 
+@pytest.mark.repeats(keep=2)
 @norms
 @branches
 def test_alignment_reading_measures_the_estimate_on_the_trunk(norm, branch):

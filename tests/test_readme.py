@@ -160,7 +160,9 @@ def test_every_shell_line_is_one_the_shell_takes(line):
 
 
 PYTHON = [
-    pytest.param(page, i, marks=pytest.mark.slow) if "gradflow.law(scheme, block" in b[1] else (page, i)
+    pytest.param(page, i, marks=pytest.mark.slow)
+    if any(late in b[1] for late in ("gradflow.law(scheme, block", "depth=24, d=512", "gradflow.contraction(6, 64"))
+    else (page, i)
     for page in ("README.md", "CONTRIBUTING.md")
     for i, b in enumerate(blocks(page))
     if b[0] == "python"

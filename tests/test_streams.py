@@ -152,6 +152,7 @@ def test_product_is_the_jacobian_of_the_papers_network(row):
     close(np.asarray(c.trace.basis) * 2.0 ** int(c.trace.exponent), whole.reshape(TOKENS, WIDTH, TOKENS * WIDTH))
 
 
+@pytest.mark.repeats
 @rows
 @pytest.mark.usefixtures("eager")
 def test_exact_and_trunk_are_the_cotangents_pulled_back_and_net_the_product_of_factors(row):
@@ -219,6 +220,7 @@ def single(scheme):
     return StreamScheme(scheme.name, "test", "", scheme.equation, numbers, (place,))
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("scheme", ["post-ln", "sandwich", "ngpt"])
 @pytest.mark.usefixtures("eager")
 def test_one_stream_is_the_ordinary_stack(scheme):
@@ -244,6 +246,7 @@ def test_hyper_connections_start_as_pre_ln():
     close(four, one)
 
 
+@pytest.mark.slow
 def test_weight_gradients_are_autodiffs(x64):
     stack = StreamStack.make("residual", ("linear", "mlp:tanh"), DEPTH, WIDTH, eps=EPS)
     drawn, x, sent = Drawn(jax.random.key(7)), normal(1, TOKENS, WIDTH), normal(2, 1, TOKENS, WIDTH)

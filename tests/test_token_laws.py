@@ -199,6 +199,7 @@ def test_without_attention_and_a_shared_part_it_is_the_law_of_one_token():
     assert several.token_cosine[0, 0] == 0.5
 
 
+@pytest.mark.slow
 def test_long_stacks_go_in_pieces(monkeypatch):
     case = dict(depth=4, tokens=3, cotangent_cosine=0.5, final_norm=True)
     whole = gradflow.law("pre-ln", ("attention:causal", "mlp:relu"), **case)

@@ -57,6 +57,7 @@ def test_biases_are_drawn_beside_the_same_weights(x64):
     assert "b_out" not in biased
 
 
+@pytest.mark.repeats
 @pytest.mark.parametrize("name", ["mlp:gelu", "attention"])
 @pytest.mark.usefixtures("eager")
 def test_dropout_is_one_mask_on_value_and_jacobian(name):
@@ -84,6 +85,7 @@ def test_a_networks_mask_stays_and_every_precision_has_it():
     assert len({np.asarray(mask).tobytes() for mask in masks}) == 3
 
 
+@pytest.mark.slow
 def test_probes_and_products_agree_under_dropout(x64):
     """Backward through the stack, against the whole product pushed forward."""
     stack = Stack.make("pre-ln", (Dropout("attention+rms", 0.2), Dropout("mlp:gelu+layernorm", 0.2)), 2, 8)
