@@ -153,9 +153,14 @@ class Attention:
             seen = params["mask"] if seen is None else seen & params["mask"]
         return linear(params, "_o", hidden_norm(self.hidden_norm, mix(q, k, v, seen))[0])
 
+    @property
+    def scores_normed(self) -> bool:
+        """Whether queries and keys pass a norm, so that the logits' variance is 1 − cosine at any power of the input."""
+        return self.qk_norm or self.qkv_norm != "none"
+
     def score_gain(self, power: Any) -> Any:
         """Power gain of W_Q, and of W_K, as the logits see it, for inputs of that power."""
-        return 1 / power if self.qk_norm or self.qkv_norm != "none" else self.gain_in**2
+        return 1 / power if self.scores_normed else self.gain_in**2
 
     def value_gain(self, power: Any, inner: Any) -> Any:
         """Power gain of W_V, a norm behind it included."""

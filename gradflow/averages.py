@@ -15,10 +15,18 @@ import numpy as np
 import sympy
 from numpy.polynomial import chebyshev
 
+from gradflow.chebyshev import coefficients, nodes
 from gradflow.numeric import to_jax
 
 OCTAVES = range(-24, 40)
 TERMS = 20
+
+
+def panels(edges: np.ndarray, order: int) -> tuple[np.ndarray, np.ndarray]:
+    """Gauss–Legendre nodes and weights, ``order`` of them between every two edges."""
+    nodes, weights = np.polynomial.legendre.leggauss(order)
+    left, width = edges[:-1, None], np.diff(edges)[:, None]
+    return (left + width * (nodes + 1) / 2).ravel(), (width * weights / 2).ravel()
 
 
 @functools.lru_cache
@@ -27,11 +35,8 @@ def half_line() -> tuple[np.ndarray, np.ndarray]:
 
     A function of √p z that changes at the scale of 1 is smooth on every panel, whatever p is.
     """
-    nodes, weights = np.polynomial.legendre.leggauss(12)
-    edges = np.concatenate([[0.0], 2.0 ** np.arange(-30.0, 2), np.arange(4.0, 14, 2)])
-    left, width = edges[:-1, None], np.diff(edges)[:, None]
-    points = left + width * (nodes + 1) / 2
-    return points.ravel(), (width * weights / 2 * np.exp(-(points**2) / 2) / np.sqrt(2 * np.pi)).ravel()
+    points, weights = panels(np.concatenate([[0.0], 2.0 ** np.arange(-30.0, 2), np.arange(4.0, 14, 2)]), 12)
+    return points, weights * np.exp(-(points**2) / 2) / np.sqrt(2 * np.pi)
 
 
 def by_quadrature(values: Callable[..., Sequence[Any]], p: Any, xp: Any) -> tuple[Any, ...]:
@@ -48,10 +53,8 @@ def table(values: Callable[..., Sequence[Any]], cancelling: Sequence[int] = ()) 
 
     ``cancelling`` are those that may be 0, or but the rounding of larger ones: they do not say how far a series has come.
     """
-    nodes = chebyshev.chebpts1(TERMS)
-    found = np.array(by_quadrature(values, 2.0 ** np.array(OCTAVES)[:, None] * (nodes + 3) / 2, np))
-    series = found @ chebyshev.chebvander(nodes, TERMS - 1) * 2 / TERMS
-    series[..., 0] /= 2
+    found = np.array(by_quadrature(values, 2.0 ** np.array(OCTAVES)[:, None] * (nodes(TERMS) + 3) / 2, np))
+    series = found @ coefficients(TERMS).T
     powers = [np.pad(chebyshev.cheb2poly(np.eye(n + 1)[n]), (0, TERMS - 1 - n)) for n in range(TERMS)]
     tail, least = np.abs(series[..., -2:]).max(-1), np.abs(found).min(-1)
     good = np.all(np.delete(tail <= 1e-12 * least, list(cancelling), 0), 0)

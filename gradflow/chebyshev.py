@@ -18,8 +18,10 @@ def nodes(order: int) -> np.ndarray:
 
 @functools.lru_cache
 def coefficients(order: int) -> np.ndarray:
-    """The matrix that takes values at `nodes` to coefficients."""
-    return np.linalg.inv(chebyshev.chebvander(nodes(order), order - 1))
+    """The matrix that takes values at `nodes` to coefficients: on them the polynomials are orthogonal."""
+    matrix = chebyshev.chebvander(nodes(order), order - 1).T * 2 / order
+    matrix[0] /= 2
+    return matrix
 
 
 def evaluate(found: jax.Array, x: jax.Array) -> jax.Array:

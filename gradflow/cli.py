@@ -19,6 +19,13 @@ app = typer.Typer(
 )
 
 
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Plot = Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")]
+Key = Annotated[int, typer.Option(help="The integer that all randomness comes from.")]
+FinalNorm = Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")]
+Dtype = Annotated[str, typer.Option(help="float64 or float32.")]
+Init = Annotated[str, typer.Option(help="unit, xavier, he, gpt2 or torch.")]
+Block = Annotated[str, typer.Option(help="Branches of one block.")]
 Memory = Annotated[int | None, typer.Option(help="Tokens of cross-attention's memory.  [default: 32]")]
 MemoryCosine = Annotated[float | None, typer.Option(help="Cosine of every two of them.  [default: 0]")]
 
@@ -74,18 +81,18 @@ def contraction(
     ] = Reading.norm,
     tokens: Annotated[int, typer.Option(help="Tokens of the state.")] = 1,
     seeds: Annotated[int, typer.Option(help="Networks to measure.")] = 8,
-    key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
+    key: Key = 0,
     cotangent: Annotated[str | None, typer.Option(help="gaussian, or aligned (alignment reading only).")] = None,
     probes: Annotated[
         int | None, typer.Option(help="Measure with that many cotangents; leave out the whole product.")
     ] = None,
-    final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
+    final_norm: FinalNorm = False,
     activations: Annotated[
         Path | None, typer.Option(help="An .npz of recorded activations: u, and x, gain, eps, cotangent.")
     ] = None,
-    dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
+    dtype: Dtype = "float64",
+    as_json: Json = False,
+    plot: Plot = None,
 ) -> None:
     """How much gradient survives depth, and why.
 
@@ -128,13 +135,13 @@ def law(
     depth: Annotated[int, typer.Option(help="Blocks.")] = 24,
     d: Annotated[int | None, typer.Option(help="Width, for the 1/d term; without it the leading order.")] = None,
     norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
-    init: Annotated[str, typer.Option(help="unit, xavier, he, gpt2 or torch.")] = "unit",
-    final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
+    init: Init = "unit",
+    final_norm: FinalNorm = False,
     tokens: Annotated[int, typer.Option(help="Tokens; of one, attention is W_O W_V.")] = 1,
     memory: Memory = None,
     memory_cosine: MemoryCosine = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
+    as_json: Json = False,
+    plot: Plot = None,
 ) -> None:
     """The depth law alone, without a network.
 
@@ -179,13 +186,13 @@ def audit(
         Cotangent, typer.Option(help="pooled: of the sentence embedding; mlm: of the masked-token loss.")
     ] = Cotangent.gaussian,
     probes: Annotated[int, typer.Option(help="Gaussian cotangents.")] = 1,
-    key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
+    key: Key = 0,
     reference: Annotated[
         Path | None, typer.Option(help="An .npz of outputs of these weights, recorded elsewhere, to be reproduced.")
     ] = None,
     save: Annotated[Path | None, typer.Option(help="Write a baseline for 'gradflow check': FILE.json.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
+    as_json: Json = False,
+    plot: Plot = None,
 ) -> None:
     """What a trained encoder does to the gradient, and which sub-layer and factor lose it.
 
@@ -219,7 +226,7 @@ def check(
     max_ratio: Annotated[
         float | None, typer.Option(help="With FILE: largest ratio of the gradients that reach any two blocks.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Find contradictions in an architecture, or hold a model against a saved audit; exit code 1 if there are any.
 
@@ -250,7 +257,7 @@ def constants(
     sublayers: Annotated[int | None, typer.Option(help="Residual sub-layers of one stack.")] = None,
     encoder: Annotated[int | None, typer.Option(help="Encoder blocks.")] = None,
     decoder: Annotated[int | None, typer.Option(help="Decoder blocks.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """The constants that a scheme prescribes at a depth, and what they do to trunk and exact gain there."""
     from gradflow import prescriptions
@@ -272,14 +279,14 @@ def design(
     stream: Annotated[float | None, typer.Option(help="Target: rms of the stream at the last sub-layer.")] = None,
     weights: Annotated[float | None, typer.Option(help="Target: largest over smallest weight gradient.")] = None,
     update: Annotated[float | None, typer.Option(help="Target: DeepNorm's bound on the update (its own: 1).")] = None,
-    block: Annotated[str, typer.Option(help="Branches of one block.")] = "mlp:relu",
+    block: Block = "mlp:relu",
     d: Annotated[int, typer.Option(help="Width.")] = 256,
     norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
-    init: Annotated[str, typer.Option(help="unit, xavier, he, gpt2 or torch.")] = "unit",
-    final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
+    init: Init = "unit",
+    final_norm: FinalNorm = False,
     seeds: Annotated[int, typer.Option(help="Networks to measure at the solution.")] = 4,
-    key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    key: Key = 0,
+    as_json: Json = False,
 ) -> None:
     """Solve the law for the scale that meets one target, and measure networks there."""
     from gradflow import designs
@@ -295,7 +302,7 @@ def design(
 @app.command()
 def profile(
     scheme: Annotated[str, typer.Argument(help="post-ln or pre-ln.")] = "post-ln",
-    block: Annotated[str, typer.Option(help="Branches of one block.")] = "attention,mlp:gelu",
+    block: Block = "attention,mlp:gelu",
     depth: Annotated[int, typer.Option(help="Blocks.")] = 12,
     d: Annotated[int, typer.Option(help="Width.")] = 256,
     tokens: Annotated[int, typer.Option(help="Tokens of the state, a standard Gaussian each.")] = 64,
@@ -303,14 +310,14 @@ def profile(
     memory_cosine: MemoryCosine = None,
     norm: Annotated[str, typer.Option(help="layernorm or rms.")] = "layernorm",
     eps: Annotated[float, typer.Option(help="The norm's ε.")] = 1e-5,
-    final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
+    final_norm: FinalNorm = False,
     seeds: Annotated[int, typer.Option(help="Random networks to measure.")] = 4,
-    key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
+    key: Key = 0,
     probes: Annotated[int, typer.Option(help="Gaussian cotangents per network.")] = 1,
     weight_grad: Annotated[bool, typer.Option("--weight-grad", help="Also ‖dL/dW‖ of each sub-layer.")] = False,
-    dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
+    dtype: Dtype = "float64",
+    as_json: Json = False,
+    plot: Plot = None,
 ) -> None:
     """Every factor of every sub-layer of random networks.
 
@@ -331,18 +338,18 @@ def profile(
 @app.command()
 def subspaces(
     scheme: Annotated[str, typer.Argument(help="A row of the catalogue.")] = "post-ln",
-    block: Annotated[str, typer.Option(help="Branches of one block.")] = "attention,mlp:gelu",
+    block: Block = "attention,mlp:gelu",
     depth: Annotated[int, typer.Option(help="Blocks.")] = 12,
     d: Annotated[int, typer.Option(help="Width.")] = 256,
     tokens: Annotated[int, typer.Option(help="Tokens of the state.")] = 32,
     token_cosine: Annotated[float, typer.Option(help="Cosine of every two tokens of the input.")] = 0.0,
     norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
-    final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
+    final_norm: FinalNorm = False,
     seeds: Annotated[int, typer.Option(help="Random networks to measure.")] = 4,
-    key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
-    dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
+    key: Key = 0,
+    dtype: Dtype = "float64",
+    as_json: Json = False,
+    plot: Plot = None,
 ) -> None:
     """Gain of what tokens have in common, and of what differs between them."""
     from gradflow import precision, split_report
@@ -361,11 +368,11 @@ def compare(
     schemes: Annotated[
         list[str], typer.Argument(help="post-ln, pre-ln, pre-ln+final, deepnorm, b2t, mhc, …; or all, or streams.")
     ],
-    block: Annotated[str, typer.Option(help="Branches of one block.")] = "attention,mlp:gelu",
+    block: Block = "attention,mlp:gelu",
     depth: Annotated[int, typer.Option(help="Blocks.")] = 24,
     d: Annotated[int, typer.Option(help="Width.")] = 512,
     norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
-    init: Annotated[str, typer.Option(help="unit, xavier, he, gpt2 or torch.")] = "unit",
+    init: Init = "unit",
     final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer, in all.")] = False,
     tokens: Annotated[int, typer.Option(help="Tokens; of one, attention is W_O W_V.")] = 1,
     token_cosine: Annotated[float, typer.Option(help="Cosine of every two tokens of the input.")] = 0.0,
@@ -373,10 +380,10 @@ def compare(
     memory: Memory = None,
     memory_cosine: MemoryCosine = None,
     seeds: Annotated[int, typer.Option(help="Networks to measure.")] = 4,
-    key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
-    dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
+    key: Key = 0,
+    dtype: Dtype = "float64",
+    as_json: Json = False,
+    plot: Plot = None,
 ) -> None:
     """Schemes against each other at initialisation: law and measurement, forward and backward."""
     from gradflow import comparison_report, comparisons, streams

@@ -146,10 +146,6 @@ class Tokens(NamedTuple):
     cosine: float = 0.0
     cotangent_cosine: float = 0.0
 
-    def draw(self, key: Array, cosine: float, stack: Stack | StreamStack) -> Array:
-        """Gaussian vectors of that cosine, (tokens, d)."""
-        return alike(key, self.number, stack.d, cosine, stack.dtype)
-
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def measure(
@@ -159,8 +155,8 @@ def measure(
 
     def one(key: Array) -> dict[str, Array]:
         k_x, k_weights, k_cotangent = jax.random.split(key, 3)
-        x = tokens.draw(k_x, tokens.cosine, stack)
-        cotangent = tokens.draw(k_cotangent, tokens.cotangent_cosine, stack)
+        drawn = ((k_x, tokens.cosine), (k_cotangent, tokens.cotangent_cosine))
+        x, cotangent = (alike(k, tokens.number, stack.d, cosine, stack.dtype) for k, cosine in drawn)
         x = x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True))
         if isinstance(stack, StreamStack):
             return stream_flow.profile(stack, Drawn(k_weights), x, cotangent[None], watched)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from gradflow import checks, precision, top_k
-from gradflow.matrices import Basis, Params, State, linear
+from gradflow.matrices import Basis, Params, State, linear, pushed
 from gradflow.mlp import MLP
 from gradflow.numeric import to_jax
 from gradflow.symbolic import experts as mixture
@@ -152,8 +152,7 @@ class Experts:
 
     def push(self, params: Params, x: State, basis: Basis) -> Basis:
         """``F`` by one linearisation, mapped over directions: Σ_e w_e F_e + f_e ∇w_eᵀ."""
-        _, tangent = jax.linearize(lambda state: self.apply(params, state), x)
-        return jax.vmap(tangent, -1, -1)(basis)
+        return pushed(functools.partial(self.apply, params), x, basis)
 
     def sums(self, power: Any) -> tuple[Any, Any]:
         """E Σw², and E Σ(∂w/∂ℓ)² of what the gradient sees, for an input of that power."""

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import sympy
 
+from gradflow.averages import panels
 from gradflow.chebyshev import coefficients, evaluate, nodes
 from gradflow.numeric import to_jax
 from gradflow.symbolic import moments as symbolic
@@ -43,15 +44,9 @@ def at(kernel: Kernel, cosine: jax.Array) -> tuple[jax.Array, jax.Array, jax.Arr
 @functools.lru_cache
 def _quadrature() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Radii and weights of E over a 2-D Gaussian's length; nodes and weights on [0, 1] that crowd at both ends."""
-    x, w = np.polynomial.legendre.leggauss(12)
-    edges = np.array([0, 1, 2, 3, 4.5, 6, 8, 10.5])
-    radii = (edges[:-1, None] + np.diff(edges)[:, None] * (x + 1) / 2).ravel()
-    lengths = (np.diff(edges)[:, None] * w / 2).ravel() * radii * np.exp(-(radii**2) / 2)
-    x, w = np.polynomial.legendre.leggauss(8)
+    radii, lengths = panels(np.array([0, 1, 2, 3, 4.5, 6, 8, 10.5]), 12)
     half = np.concatenate([[0.0], 2.0 ** np.arange(-5, 0)])
-    edges = np.concatenate([half, 1 - half[-2::-1]])
-    parts = (edges[:-1, None] + np.diff(edges)[:, None] * (x + 1) / 2).ravel()
-    return radii, lengths, parts, (np.diff(edges)[:, None] * w / 2).ravel()
+    return radii, lengths * radii * np.exp(-(radii**2) / 2), *panels(np.concatenate([half, 1 - half[-2::-1]]), 8)
 
 
 @functools.lru_cache
@@ -83,8 +78,7 @@ def _means(phi: sympy.Expr) -> Callable[[Any, jax.Array], tuple[jax.Array, jax.A
 def of_mlp(phi: sympy.Expr, gated: bool, power: Any, angles: jax.Array) -> tuple[Any, Any]:
     """E h h' and E ∇h·∇h' of x ↦ h(√p W x) at some angles; the gate's Gaussians are averaged here."""
     value, slope = _means(phi)(power, angles)
-    value, slope = value, power * slope
-    if gated:  # h = φ(√p z) √p y, with E y y' = cos ω
-        gate = power * jnp.cos(angles)
-        return value * gate, slope * gate + value * power
-    return value, slope
+    if not gated:
+        return value, power * slope
+    gate = power * jnp.cos(angles)  # h = φ(√p z) √p y, with E y y' = cos ω
+    return value * gate, power * slope * gate + value * power

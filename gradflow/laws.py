@@ -114,22 +114,32 @@ def law(
         if not refined:
             _in_range(row, first["Q"] + first["net"])
         curves = [curve(case, frozen) if refined else _plain(first, frozen) for frozen in (False, True)]
-    settings = {
+    order, said = "with the 1/d term" if refined else "leading", ASSUMPTIONS
+    settings = about(row, branches, depth, d, norm, case.final, tokens, init=init, order=order, assumptions=said)
+    found = _profile(curves[0], curves[1], labels(len(numbers.alpha), case.final), settings)
+    return with_weights(found, first["weights"], tokens, d)
+
+
+def about(
+    row: Scheme | StreamScheme,
+    branches: Sequence[Branch],
+    depth: int,
+    d: int | None,
+    norm: str,
+    final: bool,
+    tokens: int,
+    **more: Any,
+) -> dict[str, Any]:
+    """A law's settings; ``more`` is what one law has and another has not."""
+    case = {"depth": depth, "d": d, "norm": norm, "final_norm": bool(final), "tokens": tokens}
+    return {
         "what": "law",
         "scheme": row.name,
         "block": [b.name for b in branches],
         **memory_of(branches),
-        "depth": depth,
-        "d": d,
-        "norm": norm,
-        "init": init,
-        "final_norm": case.final,
-        "tokens": tokens,
-        "order": "with the 1/d term" if refined else "leading",
-        "assumptions": ASSUMPTIONS,
+        **case,
+        **more,
     }
-    found = _profile(curves[0], curves[1], labels(len(numbers.alpha), case.final), settings)
-    return _with_weights(found, first["weights"], tokens, d)
 
 
 def _of_tokens(
@@ -156,24 +166,12 @@ def _of_tokens(
         raise ValueError(NO_SKIP.format(row.name))
     rows = follow(numbers)
     _in_range(row, rows["Q"] + rows["back"])
-    settings = {
-        "what": "law",
-        "scheme": row.name,
-        "block": [b.name for b in branches],
-        **memory_of(branches),
-        "depth": depth,
-        "d": d,
-        "norm": norm,
-        "final_norm": final,
-        "tokens": tokens,
-        **cosines,
-        "order": "leading",
-        "assumptions": token_laws.ASSUMPTIONS,
-    }
+    said = token_laws.ASSUMPTIONS
+    settings = about(row, branches, depth, d, norm, final, tokens, **cosines, order="leading", assumptions=said)
     curves = [_plain(rows | {"norm": rows[name]}, name == "trunk_norm") for name in ("norm", "trunk_norm")]
     found = _profile(curves[0], curves[1], labels(sublayers, final), settings)
     more = {name: rows[name][None] for name in ("stream_cosine", *COSINES)}
-    return _with_weights(dataclasses.replace(found, **more), rows["weights"], tokens, d)
+    return with_weights(dataclasses.replace(found, **more), rows["weights"], tokens, d)
 
 
 def _in_range(row: Scheme, values: np.ndarray) -> None:
@@ -185,7 +183,7 @@ def _in_range(row: Scheme, values: np.ndarray) -> None:
         )
 
 
-def _with_weights(found: Profile, weights: np.ndarray, tokens: int, d: int | None) -> Profile:
+def with_weights(found: Profile, weights: np.ndarray, tokens: int, d: int | None) -> Profile:
     """With ‖dL/dW‖, where there is a width: a standard Gaussian cotangent has the power tokens·d, and W's gradient is v hᵀ, of
     power ‖v‖²·d per unit of ``weights``.
     """

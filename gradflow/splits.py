@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradflow import checks, comparisons, laws, precision, profiles
+from gradflow import checks, laws, precision, profiles
 from gradflow.factors import Profile, plain
+from gradflow.matrices import alike
 from gradflow.schemes import scheme_of
 from gradflow.stack import Stack
 
@@ -126,11 +127,11 @@ def subspaces(
     if drawn:
         if not isinstance(model, Stack) or options.get("weights") is not None:
             raise ValueError("x: only a random Stack is given an input; say what enters this network")
-        case = comparisons.Tokens(
-            checks.integer("tokens", tokens, 2), checks.cosine("token_cosine", token_cosine, tokens)
-        )
+        checks.integer("tokens", tokens, 2)
+        cosine = checks.cosine("token_cosine", token_cosine, tokens)
         with precision.scope(stack.dtype):
-            start = case.draw(jax.random.fold_in(jax.random.key(checks.key(key)), 2), case.cosine, stack)
+            k_x = jax.random.fold_in(jax.random.key(checks.key(key)), 2)
+            start = alike(k_x, tokens, stack.d, cosine, stack.dtype)
             x = np.asarray(start / jnp.sqrt(jnp.mean(start**2, -1, keepdims=True)))
     state = np.asarray(x)
     if state.ndim < 2 or state.shape[-2] < 2:

@@ -164,28 +164,13 @@ def law(
     return _profile(
         found,
         (*names, "final norm") if final_norm else names,
-        _settings(row, branches, depth, d, norm, final_norm, tokens),
+        laws.about(
+            *(row, branches, depth, d, norm, final_norm, tokens),
+            streams=row.streams,
+            order="leading",
+            assumptions=laws.ASSUMPTIONS,
+        ),
     )
-
-
-def _settings(
-    row: StreamScheme, branches: tuple[Branch, ...], depth: int, d: int | None, norm: str, final: bool, tokens: int
-) -> Rows:
-    what = {
-        "what": "law",
-        "scheme": row.name,
-        "streams": row.streams,
-        "block": [b.name for b in branches],
-        "depth": depth,
-        "d": d,
-    }
-    return what | {
-        "norm": norm,
-        "final_norm": bool(final),
-        "tokens": tokens,
-        "order": "leading",
-        "assumptions": laws.ASSUMPTIONS,
-    }
 
 
 def _rms(gram: np.ndarray, of: np.ndarray | None = None) -> float:
@@ -222,15 +207,13 @@ def _ends(skip: float, trunk: float, gram: np.ndarray, through: float | None = N
     return whole | rms | {"trunk": math.sqrt(trunk * net / skip), "radius_gain": math.sqrt(net / skip), "weights": 0.0}
 
 
-def _profile(found: list[Rows], names: tuple[str, ...], settings: Rows) -> Profile:
-    rows = {name: np.asarray([r[name] for r in found]) for name in found[0]}
+def _profile(figures: list[Rows], names: tuple[str, ...], settings: Rows) -> Profile:
+    rows = {name: np.asarray([r[name] for r in figures]) for name in figures[0]}
     trunk, weights = rows.pop("trunk"), rows.pop("weights")
     one = np.ones_like(trunk)
     rows |= {"affine": one, "projection": one, "trunk_projection": one}
     local = rows["norm"] * rows["skip"]
     curves = {"exact": rows["net"], "trunk": trunk, "local": local, "bound": rows["radius_gain"] * rows["skip"]}
     logs = {f"log_{name}": backward_sum(safe_log(gains)[None]) for name, gains in curves.items()}
-    if settings["d"] is not None:  # as in `gradflow.laws`
-        size = math.log(settings["tokens"]) + 2 * math.log(settings["d"])
-        rows["weight_grad"] = np.exp((safe_log(weights) + 2 * logs["log_exact"][0, 1:] + size) / 2)
-    return Profile(labels=names, settings=settings, **logs, **{name: values[None] for name, values in rows.items()})
+    found = Profile(labels=names, settings=settings, **logs, **{name: values[None] for name, values in rows.items()})
+    return laws.with_weights(found, weights, settings["tokens"], settings["d"])

@@ -44,10 +44,14 @@ def _undropped(branch: Branch) -> Branch:
     return branch.branch if isinstance(branch, Dropout) else branch
 
 
+def _parts(branches: Sequence[Branch]) -> list[Branch]:
+    """Every branch, and of a sum its parts."""
+    return [part for b in map(_undropped, branches) for part in getattr(b, "branches", (b,))]
+
+
 def layout_of(branches: Sequence[Branch], tokens: int) -> Layout:
     """Two numbers, unless a branch knows the tokens' order."""
-    parts = [part for b in map(_undropped, branches) for part in getattr(b, "branches", (b,))]
-    ordered = any(getattr(b, "causal", False) or getattr(b, "rope", False) for b in parts)
+    ordered = any(getattr(b, "causal", False) or getattr(b, "rope", False) for b in _parts(branches))
     return Positions(tokens) if ordered else Exchangeable(tokens)
 
 
@@ -191,10 +195,9 @@ def _lookup(part: TokenPart, branch: Branch, columns: np.ndarray, cosine: float)
         return tuple(zip(*(_lookup(part, each, columns, cosine) for each in branch.branches), strict=True))  # type: ignore[return-value]
     fixed, n = known(part.scheme, part.norm), part.layout.tokens
     if isinstance(branch, Attention):
-        normed = branch.score_gain(4.0) != branch.score_gain(1.0)  # a norm on q and k: s² is 1 − cosine at any power
-        power = 1.0 if normed else np.max(columns[:, 0], initial=0.0) ** 2
+        power = 1.0 if branch.scores_normed else np.max(columns[:, 0], initial=0.0) ** 2
         spread = 1.0 if cosine >= 0 else n / (n - 1)  # 1 − cosine, at most
-        bounded = (fixed or normed) and (branch.score_gain(power) * power) ** 2 * spread <= softmax.TURN
+        bounded = (fixed or branch.scores_normed) and (branch.score_gain(power) * power) ** 2 * spread <= softmax.TURN
         return None, softmax.table(tuple(range(1, n + 1)) if branch.causal else (n,), bool(bounded))
     if not fixed:
         return None, None
@@ -224,8 +227,7 @@ def follow(
 
     Powers as from `gradflow.leading.leading`, means over tokens; with the tokens' and their gradients' mean cosines.
     """
-    parts = [part for b in map(_undropped, branches) for part in getattr(b, "branches", (b,))]
-    if not all(isinstance(_undropped(b), Attention) or hasattr(b, "pairs") for b in parts):
+    if not all(isinstance(_undropped(b), Attention) or hasattr(b, "pairs") for b in _parts(branches)):
         raise ValueError("block: a branch of yours needs `pairs` for a law of several tokens")
     if norm not in (*LENGTHS, "none"):
         raise ValueError(f"norm: the law of several tokens knows {', '.join(LENGTHS)} and none, not {norm!r}")
