@@ -18,6 +18,7 @@ _PUBLIC = {
     "audit": "gradflow.audits",
     "profile": "gradflow.profiles",
     "subspaces": "gradflow.splits",
+    "spectrum": "gradflow.spectra.choice",
     "derive": "gradflow.symbolic",
     "Audit": "gradflow.audits",
     "Comparison": "gradflow.comparisons",
@@ -28,6 +29,7 @@ _PUBLIC = {
     "Residual": "gradflow.chains",
     "Interval": "gradflow.intervals",
     "Scheme": "gradflow.schemes",
+    "Spectrum": "gradflow.spectra.result",
     "Stack": "gradflow.stack",
     "Subspaces": "gradflow.splits",
 }
@@ -43,6 +45,7 @@ __all__ = [
     "Profile",
     "Residual",
     "Scheme",
+    "Spectrum",
     "Stack",
     "Subspaces",
     "__version__",
@@ -59,6 +62,7 @@ __all__ = [
     "norms",
     "profile",
     "schemes",
+    "spectrum",
     "stack",
     "subspaces",
     "symbolic",
@@ -78,6 +82,8 @@ if TYPE_CHECKING:
     from gradflow.prescriptions import constants
     from gradflow.profiles import profile
     from gradflow.schemes import Scheme
+    from gradflow.spectra.choice import spectrum
+    from gradflow.spectra.result import Spectrum
     from gradflow.splits import Subspaces, subspaces
     from gradflow.stack import Stack
     from gradflow.symbolic import derive

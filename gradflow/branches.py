@@ -22,6 +22,7 @@ from gradflow.kernels import Kernel
 from gradflow.matrices import Basis, Params, State, gaussian, linear
 from gradflow.mlp import HIDDEN_NORMS, MLP
 from gradflow.parallel import BETWEEN, Parallel
+from gradflow.rounded import MARK, Rounded
 from gradflow.symbolic import moments as symbolic
 
 
@@ -139,6 +140,10 @@ class Bias:
         """Zero: a constant has no Jacobian."""
         return jnp.zeros_like(basis)
 
+    def factors(self, params: Params, x: Array) -> tuple[Array, Array]:
+        """F = U Vᵀ of no columns."""
+        return jnp.zeros((x.size, 0), x.dtype), jnp.zeros((x.size, 0), x.dtype)
+
     def moments(self) -> symbolic.BranchMoments:
         """q_f = gain², χ_f = 0."""
         return symbolic.CONSTANT.scaled(self.gain**2)
@@ -178,11 +183,14 @@ def named(argument: str, name: object) -> Branch:
 
 
 def branch_of(spec: str | Branch) -> Branch:
-    """Return the branch that a name stands for, ``"a|b"`` a sum; a branch object is returned as it is."""
+    """The branch of a name: ``"a|b"`` a sum, ``"a@bfloat16"`` in that precision; a branch object is returned as it is."""
     if all(hasattr(spec, part) for part in ("name", "gain", "tokenwise", "init", "apply", "push", "moments")):
         return spec  # type: ignore[return-value]
     if isinstance(spec, str) and BETWEEN in spec:
         return joined(tuple(branch_of(part.strip()) for part in spec.split(BETWEEN)))
+    if isinstance(spec, str) and MARK in spec:
+        plain, _, layers = spec.rpartition(MARK)
+        return Rounded(branch_of(plain), layers)
     return named("branch", spec)
 
 

@@ -1,6 +1,7 @@
 """A network as the user wrote it: a list of functions, residual sub-layers and norms, profiled by reverse mode alone."""
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from jaxtyping import Array
 from gradflow import checks
 from gradflow.flow import Rows, backward, bare_row, norm_row, normalised, ratio, rms, token_cosine
 from gradflow.jacobian import SublayerJacobian
+from gradflow.matrices import Basis, pushed
 from gradflow.norms import BY_NAME, AnyJacobian, AnyNorm
 from gradflow.scaling import frobenius
 
@@ -70,6 +72,9 @@ class _Branch(NamedTuple):
             raise ValueError(f"f returned shape {out.shape} for a stream of shape {self.shape}")
         return out.reshape(x.shape)
 
+    def push(self, params: dict, x: Array, basis: Basis) -> Basis:
+        return pushed(functools.partial(self.apply, params), x, basis)
+
 
 class Step(NamedTuple):
     """One item at its point: the stream that entered it, (tokens, d), and how it goes back.
@@ -83,6 +88,14 @@ class Step(NamedTuple):
     norm: AnyJacobian | None = None
     f: Function | None = None
     name: str = ""
+
+    def push(self, basis: Basis) -> Basis:
+        """The item's Jacobian on every direction (tokens, d, k)."""
+        found = self.jacobian or self.norm
+        if found is not None:
+            return found.push(basis)
+        assert self.f is not None
+        return pushed(self.f, self.x, basis)
 
 
 def label(item: Item, index: int) -> str:
@@ -111,14 +124,14 @@ def checked(items: Sequence[Item]) -> tuple[Item, ...]:
     return tuple(items)
 
 
-def _as_tokens(state: Array) -> Array:
+def as_tokens(state: Array) -> Array:
     """Any state as (tokens, d): all axes before the last count as tokens."""
     return state.reshape(-1, state.shape[-1] if state.ndim else 1)
 
 
 def _step(item: Item, state: Array) -> tuple[Step, Array]:
     """Run one item; the function sees states of the user's own shape, everything else sees (tokens, d)."""
-    x, shape = _as_tokens(state), state.shape
+    x, shape = as_tokens(state), state.shape
     if isinstance(item, AnyNorm):
         out, jacobian = item.at(x)
         return Step(x, out, norm=jacobian), out.reshape(shape)
@@ -128,7 +141,7 @@ def _step(item: Item, state: Array) -> tuple[Step, Array]:
         found = SublayerJacobian.at(branch, {}, item.norms(x), alpha, beta, x)
         return Step(x, found.out, jacobian=found), found.out.reshape(shape)
     out = _real(item(state), state.dtype)
-    return Step(x, _as_tokens(out), f=lambda x: _as_tokens(item(x.reshape(shape)))), out
+    return Step(x, as_tokens(out), f=lambda x: as_tokens(item(x.reshape(shape)))), out
 
 
 def _real(out: Any, dtype: Any) -> Array:

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from gradflow import shell
+from gradflow.spectra.shell import spectrum
 
 app = typer.Typer(
     help="Gradient flow through deep residual networks: law, exact product and factors side by side.",
@@ -361,6 +362,9 @@ def subspaces(
     stack = Stack.make(scheme, block.split(","), depth, d, **options)
     result = split(stack, tokens=tokens, token_cosine=token_cosine, seeds=seeds, key=key)
     shell.emit(result, split_report.table(result), as_json, plot)
+
+
+app.command()(spectrum)
 
 
 @app.command()

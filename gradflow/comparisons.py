@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from gradflow import checks, laws, precision, probes, profiles, stream_flow
+from gradflow import checks, devices, laws, precision, probes, profiles, stream_flow
 from gradflow.branches import Branch, branches_of
 from gradflow.factors import ENDS, Profile, plain
 from gradflow.inits import initialised
@@ -162,7 +162,7 @@ def measure(
             return stream_flow.profile(stack, Drawn(k_weights), x, cotangent[None], watched)
         return probes.profile(stack, Drawn(k_weights, None, numbers), x, cotangent, watched)[2]
 
-    return jax.lax.map(one, keys)
+    return devices.over(one, keys)
 
 
 def compare(

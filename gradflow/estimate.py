@@ -2,6 +2,7 @@
 
 import functools
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -210,20 +211,21 @@ class _Case:
         keys = jax.random.split(jax.random.key(self.key), self.seeds)
         cosine = 1 - self.c if self.reading == "alignment" else None
         given = None if self.given is None else self.given.astype(self.stack.dtype)
-        for i, seed in enumerate(keys):
-            one = measure(
+        for i in range(0, self.seeds, jax.device_count()):
+            some = measure(
                 self.stack,
                 self.tokens,
                 cosine,
                 self.probes or 1,
                 self.probes is None,
                 self.cotangent == "aligned",
-                seed,
+                keys[i : i + jax.device_count()],
                 given,
             )
-            done.append(jax.tree.map(np.asarray, one))
+            some = jax.tree.map(np.asarray, some)
+            done += [jax.tree.map(operator.itemgetter(j), some) for j in range(len(some.rows["net"]))]
             if progress:
-                progress(i + 1, self.seeds)
+                progress(len(done), self.seeds)
         return done
 
     def result(self, done: list[Measurement], law_ends: LawEnds) -> Contraction:

@@ -69,6 +69,10 @@ class SublayerJacobian:
         inner = push_norm(self.norm_branch, inner)
         return push_norm(self.norm_out, self.alpha * basis + self.beta * inner)
 
+    def push_trunk(self, basis: Float[Array, "tokens d k"]) -> Float[Array, "tokens d k"]:
+        """``DN_out α`` on every direction: the identity path alone, F = 0."""
+        return push_norm(self.norm_out, self.alpha * basis)
+
     def branch_pullback(self) -> Callable[[State], State]:
         """``c ↦ Fᵀ c`` at the point, by reverse mode through the branch alone."""
         _, pull = jax.vjp(functools.partial(self.branch.apply, self.params), self.fed)

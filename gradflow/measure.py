@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 from jaxtyping import Array, Float
 
-from gradflow import precision
+from gradflow import devices, precision
 from gradflow.flow import Rows, flow
 from gradflow.norms import BY_NAME
 from gradflow.planar import planar
@@ -43,10 +43,10 @@ def measure(
     probes: int,
     whole: bool,
     aligned: bool,
-    seed: Array,
+    seeds: Array,
     given: Float[Array, "tokens d"] | None,
 ) -> Measurement:
-    """Measure one network.
+    """Measure one network a seed, spread over all devices; every leaf has a leading axis of seeds.
 
     Parameters
     ----------
@@ -59,6 +59,20 @@ def measure(
     given : (tokens, d) or None
         A cotangent from outside.
     """
+    one = functools.partial(_one, stack, tokens, cosine, probes, whole, aligned, given=given)
+    return devices.over(one, seeds)
+
+
+def _one(
+    stack: Stack,
+    tokens: int,
+    cosine: float | None,
+    probes: int,
+    whole: bool,
+    aligned: bool,
+    seed: Array,
+    given: Float[Array, "tokens d"] | None,
+) -> Measurement:
     k_input, k_weights, k_cotangent = jax.random.split(seed, 3)
     cotangents = precision.normal(k_cotangent, (probes, tokens, stack.d), stack.dtype)
     if cosine is None:

@@ -127,8 +127,15 @@ class MLP:
         """``f(x)``."""
         return linear(params, "_out", self.hidden(params, x))
 
-    def push(self, params: Params, x: State, basis: Basis) -> Basis:
-        """``W₂ DN (φ' ∘ W₁) @ basis``; without N, F is formed first where that is the cheaper order (k ≥ d)."""
+    def factors(self, params: Params, x: Float[Array, " d"]) -> tuple[Float[Array, "d m"], Float[Array, "d m"]]:
+        """U, V with F = U Vᵀ at one token, of rank m at most."""
+        slopes, inner, jacobian = self._slopes(params, x[None])
+        pairs = zip(slopes, inner, strict=True)
+        first = functools.reduce(operator.add, [s[0][:, None] * w for s, w in pairs])
+        return params["w_out"], (first if jacobian is None else jacobian.push(first[None])[0]).T
+
+    def _slopes(self, params: Params, x: State) -> tuple[list[Array], list[Array], AnyJacobian | None]:
+        """What multiplies the rows of each first matrix, (tokens, m), those matrices, and the hidden norm's Jacobian."""
         phi, slope = _activation(self.phi)
         hidden = linear(params, "_in", x)
         slopes = [jnp.broadcast_to(slope(hidden), hidden.shape)]  # φ' of a linear φ is one constant
@@ -136,7 +143,11 @@ class MLP:
         if self.gated:
             gate = linear(params, "_gate", x)
             slopes, value = [slopes[0] * gate, jnp.broadcast_to(value, hidden.shape)], value * gate
-        inner = [params[f"w{name}"] for name in self.matrices[:-1]]
+        return slopes, [params[f"w{name}"] for name in self.matrices[:-1]], hidden_norm(self.hidden_norm, value)[1]
+
+    def push(self, params: Params, x: State, basis: Basis) -> Basis:
+        """``W₂ DN (φ' ∘ W₁) @ basis``; without N, F is formed first where that is the cheaper order (k ≥ d)."""
+        slopes, inner, jacobian = self._slopes(params, x)
 
         def pushed(slopes: list[Float[Array, " m"]], basis: Float[Array, "d k"]) -> Float[Array, "m k"]:
             return functools.reduce(
@@ -147,7 +158,6 @@ class MLP:
             pairs = zip(slopes, inner, strict=True)
             return functools.reduce(operator.add, [(params["w_out"] * s) @ w for s, w in pairs])
 
-        _, jacobian = hidden_norm(self.hidden_norm, value)
         if jacobian is not None:
             return params["w_out"] @ jacobian.push(jax.vmap(pushed)(slopes, basis))
         if basis.shape[-1] >= x.shape[-1]:

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from gradflow import chains, checks, cotangents, precision, probes, stream_flow
+from gradflow import chains, checks, cotangents, devices, precision, probes, stream_flow
 from gradflow.factors import Profile
 from gradflow.flow import Rows, flow
 from gradflow.norms import AnyNorm
@@ -235,8 +235,7 @@ def measure(
     if batched:
         return jax.vmap(one)(keys, states, sent, real)
     x, real = states[0], None if real is None else real[0]
-    # networks one after another: on a CPU vmap over them is slower
-    return jax.lax.map(lambda each: one(each[0], x, each[1], real), (keys, sent))
+    return devices.over(lambda key, sent: one(key, x, sent, real), keys, sent)
 
 
 def _chain(items: tuple[chains.Item, ...], x: Any, cotangent: Any, key: int, probes: int) -> Profile:

@@ -320,15 +320,21 @@ class Stack:
         """Run a block's k-th sub-layer: its values and its exact Jacobian as an operator."""
         return SublayerJacobian.at(self.block[k], layer.params[k], layer.norms[k], alpha, beta, x)
 
-    @functools.partial(jax.jit, static_argnums=(0, 4))
+    @functools.partial(jax.jit, static_argnums=(0, 4, 5))
     def trace(
-        self, weights: Weights, x: State, basis: Float[Array, "tokens d k"] | None = None, record: bool = True
+        self,
+        weights: Weights,
+        x: State,
+        basis: Float[Array, "tokens d k"] | None = None,
+        record: bool = True,
+        trunk: bool = False,
     ) -> Trajectory:
         """Run forward from ``x``; a basis given is pushed along through the exact Jacobians, never storing one.
 
         A basis of shape (tokens, d, k) holds k tangent directions of the state; where no branch mixes tokens, each token's
         rows are directions of its own.
-        Without ``record`` the states on the way are not kept: memory is O(tokens·d·k) at any depth.
+        Without ``record`` the states on the way are not kept: memory is O(tokens·d·k) at any depth. With ``trunk`` the basis
+        goes along the identity path alone (F = 0).
         """
 
         def block(part: Stack, carry: tuple, inputs: tuple) -> tuple[tuple, tuple | None]:
@@ -339,7 +345,7 @@ class Stack:
                 step = self.sublayer(layer, k, alphas[k], betas[k], x)
                 rows.append((x, step.u, step.added))
                 if basis is not None:
-                    basis, exponent = rescale(step.push(basis), exponent)
+                    basis, exponent = rescale(step.push_trunk(basis) if trunk else step.push(basis), exponent)
                 x = step.out
             return (x, basis, exponent), jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows) if record else None
 
