@@ -190,7 +190,7 @@ def branch_of(spec: str | Branch) -> Branch:
         return joined(tuple(branch_of(part.strip()) for part in spec.split(BETWEEN)))
     if isinstance(spec, str) and MARK in spec:
         plain, _, layers = spec.rpartition(MARK)
-        return Rounded(branch_of(plain), layers)
+        return Rounded(branch_of(plain), layers)  # type: ignore[return-value]
     return named("branch", spec)
 
 

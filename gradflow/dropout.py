@@ -39,7 +39,9 @@ class Dropout:
             raise ValueError("branch: has a dropout already; give the two as one rate, 1 − (1 − r₁)(1 − r₂)")
 
     def __getattr__(self, name: str) -> Any:
-        if name in ("branch", "factors") or name.startswith("__"):  # not set yet; without the mask; Python's own protocols
+        if name in ("branch", "factors") or name.startswith(
+            "__"
+        ):  # not set yet; without the mask; Python's own protocols
             raise AttributeError(name)
         return getattr(self.branch, name)
 

@@ -21,7 +21,10 @@ def alone():
 def started(*arguments, flags=""):
     settings = os.environ | {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {flags}".strip()}
     return subprocess.Popen(
-        [sys.executable, str(SCRIPT), *map(str, arguments)], env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [sys.executable, str(SCRIPT), *map(str, arguments)],
+        env=settings,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
 
 

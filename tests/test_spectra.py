@@ -94,7 +94,7 @@ def test_streams_and_lists_of_functions_have_spectra():
     ("scheme", "norm", "path"),
     [
         ("post-ln", "layernorm", "exact"),
-        ("deepnorm", "rms", "exact"),
+        pytest.param("deepnorm", "rms", "exact", marks=pytest.mark.slow),
         pytest.param("pre-ln", "layernorm", "exact", marks=pytest.mark.slow),
         pytest.param("sandwich", "rms", "exact", marks=pytest.mark.slow),
         pytest.param("post-ln", "rms", "trunk", marks=pytest.mark.slow),
@@ -128,7 +128,9 @@ def test_a_learned_gain_has_its_own_route(path):
         weights, x = given(stack, jnp.asarray(gains)), rng.standard_normal((2, 20))
         one, two = (gradflow.spectrum(stack, x, weights=weights, method=m, path=path) for m in ("compact", "dense"))
         assert one.settings["learned gain"]
-        np.testing.assert_allclose(one.singular_values, two.singular_values, rtol=0, atol=1e-14 * two.singular_values.max())
+        np.testing.assert_allclose(
+            one.singular_values, two.singular_values, rtol=0, atol=1e-14 * two.singular_values.max()
+        )
         gains[1, 3] = 0
         dead = given(stack, jnp.asarray(gains))
         refused(lambda: gradflow.spectrum(stack, x, weights=dead, method="compact"), "method: compact needs")
@@ -144,19 +146,19 @@ def test_the_measured_error_is_that_of_a_planted_fault():
     assert math.exp(seen) == pytest.approx(np.linalg.norm(fault), rel=0.6)  # 8 pairs: about 25 % of spread
 
 
-def test_ritz_values_lie_within_their_residuals_and_probes_within_their_errors():
+@pytest.mark.parametrize("trace", ["hutchinson", pytest.param("xtrace", marks=pytest.mark.slow)])
+def test_ritz_values_lie_within_their_residuals_and_probes_within_their_errors(trace):
     net = network(Stack.make("pre-ln", ["attention", "mlp:gelu"], 3, 24), 5)
     exact = plain_values(net.run, net.x)
-    for trace in krylov.TRACES:
-        with precision.scope("float64"):
-            found = krylov.ritz(net, jax.random.key(1), 8, 28, 16, trace)
-        scale = 2.0 ** float(found.exponent)
-        values, residuals = np.asarray(found.values) * scale, np.asarray(found.residuals) * scale
-        assert (np.abs(values - exact[:8]) <= residuals + 1e-13 * exact[0]).all()
-        assert np.abs(values / exact[:8] - 1).max() < 0.01
-        power, error = float(found.power) * scale**2, float(found.power_error) * scale**2
-        assert abs(power - (exact**2).sum()) < 4 * error
-        assert error < 0.2 * power
+    with precision.scope("float64"):
+        found = krylov.ritz(net, jax.random.key(1), 8, 28, 16, trace)
+    scale = 2.0 ** float(found.exponent)
+    values, residuals = np.asarray(found.values) * scale, np.asarray(found.residuals) * scale
+    assert (np.abs(values - exact[:8]) <= residuals + 1e-13 * exact[0]).all()
+    assert np.abs(values / exact[:8] - 1).max() < 0.01
+    power, error = float(found.power) * scale**2, float(found.power_error) * scale**2
+    assert abs(power - (exact**2).sum()) < 4 * error
+    assert error < 0.2 * power
 
 
 def test_a_krylov_space_that_closes_ends_there():
@@ -192,7 +194,9 @@ def test_exponents_against_120_digits(every):
         expected = sorted(digits(net, frame), reverse=True)
         found = lyapunov.exponents(net, key, 5, every)
     np.testing.assert_allclose(found.logs, expected, rtol=0, atol=2e-13)
-    assert float(found.log_frobenius) == pytest.approx(0.5 * np.logaddexp.reduce(2 * np.log(plain_values(net.run, net.x))))
+    assert float(found.log_frobenius) == pytest.approx(
+        0.5 * np.logaddexp.reduce(2 * np.log(plain_values(net.run, net.x)))
+    )
 
 
 def test_exponents_of_a_norm_at_eps_0_are_minus_infinity_and_counted():
@@ -208,12 +212,14 @@ def test_exponents_of_a_norm_at_eps_0_are_minus_infinity_and_counted():
 @pytest.mark.parametrize(("depth", "norm"), [(3000, "rms"), pytest.param(100_000, "layernorm", marks=pytest.mark.slow)])
 def test_float32_exponents_at_great_depth(depth, norm):
     one, two = (
-        gradflow.spectrum(Stack.make("post-ln", "linear", depth, 32, norm=norm, eps=0.0, dtype=dtype), method="lyapunov")
+        gradflow.spectrum(
+            Stack.make("post-ln", "linear", depth, 32, norm=norm, eps=0.0, dtype=dtype), method="lyapunov"
+        )
         for dtype in ("float64", "float32")
     )
     assert one.null == two.null
     both = np.isfinite(one.exponents[0])
-    assert np.abs(one.exponents[0] - two.exponents[0])[both].max() < 1e-5
+    assert np.abs(one.exponents[0][both] - two.exponents[0][both]).max() < 1e-5
     np.testing.assert_allclose(two.log_rms_gain, one.log_rms_gain, rtol=1e-4)
 
 
@@ -254,7 +260,9 @@ def test_auto_says_which_and_why(capsys):
 
 def test_forecasts_grow_as_the_work_does():
     def seconds(d, depth, method):
-        return forecast._cost(network(Stack.make("post-ln", "mlp:gelu", depth, d), 1), method, 8, 28, 16, 4, forecast.TYPICAL).seconds
+        return forecast._cost(
+            network(Stack.make("post-ln", "mlp:gelu", depth, d), 1), method, 8, 28, 16, 4, forecast.TYPICAL
+        ).seconds
 
     assert seconds(1024, 24, "dense") / seconds(512, 24, "dense") == pytest.approx(8, rel=0.2)
     assert seconds(256, 1000, "lyapunov") / seconds(256, 100, "lyapunov") == pytest.approx(10, rel=0.1)

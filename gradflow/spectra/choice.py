@@ -284,10 +284,14 @@ def _law(stack: Any, path: str, tokens: int) -> float | None:
         except ValueError:
             return None
         gains.append(float((found.log_trunk if path == "trunk" else found.log_exact)[0, 0]))
-    return gains[0] if abs(gains[0] - gains[1]) < 1 else None  # an expansion in depth/d, of which the second term is not small
+    return (
+        gains[0] if abs(gains[0] - gains[1]) < 1 else None
+    )  # an expansion in depth/d, of which the second term is not small
 
 
-def forecasts(model: Any, x: Any | None = None, *, path: str = "exact", top: int | None = None, **options: Any) -> dict[str, Forecast]:
+def forecasts(
+    model: Any, x: Any | None = None, *, path: str = "exact", top: int | None = None, **options: Any
+) -> dict[str, Forecast]:
     """What each of the four ways that apply would cost (`spectrum`'s arguments), without running any."""
     tokens, seeds, key = options.pop("tokens", 1), options.pop("seeds", 1), options.pop("key", 0)
     networks, _ = _networks(model, x, options.pop("weights", None), path, tokens, seeds, key)

@@ -80,7 +80,11 @@ def _invertible(network: Network) -> bool:
     stack: Any = network.model
     weights: Any = network.weights
     gains = [norm.gain for norm in outer_norms(weights) if isinstance(norm, Norm)]
-    return len(stack.parts()) == 1 and bool(np.all(weights.multipliers(stack).alpha != 0)) and all(np.all(g) for g in gains)
+    return (
+        len(stack.parts()) == 1
+        and bool(np.all(weights.multipliers(stack).alpha != 0))
+        and all(np.all(g) for g in gains)
+    )
 
 
 def outer_norms(weights: Any) -> list[Any]:

@@ -32,7 +32,7 @@ TYPICAL = Rates(4e10, 1e10, 1.5e-8, 2e-9, 5e7)  # one desktop core or two
 
 @dataclass(frozen=True)
 class Forecast:
-    """Seconds after compilation and peak bytes of one way, for one network; ``measured`` says whether rates are this machine's."""
+    """Seconds after compilation and peak bytes of one way, for one network; ``measured``: by rates of this machine."""
 
     method: str
     seconds: float

@@ -56,7 +56,7 @@ def ritz(network: Network, key: Array, top: int, pairs: int, probes: int, trace:
     tangent = network.linear(scales)
     start = precision.normal(k_start, network.x.shape, network.x.dtype)
     found = decomp.bidiag(pairs)(tangent, start)
-    values, residuals = _triplets(found.J_small, jnp.linalg.norm(found.residual))
+    values, residuals = _triplets(jnp.asarray(found.J_small), jnp.linalg.norm(found.residual))
     power, error = _power(tangent, network.x, k_probes, probes, trace)
     return Ritz(values[:top], residuals[:top], power, error, network.exponent(scales))
 
@@ -76,9 +76,7 @@ def _triplets(upper: Float[Array, "m m"], beta: Array) -> tuple[Float[Array, " m
     return jnp.where(there, values, jnp.nan), jnp.where(there, residuals, jnp.nan)
 
 
-def _power(
-    tangent: Callable[[State], State], x: State, key: Array, probes: int, trace: str
-) -> tuple[Array, Array]:
+def _power(tangent: Callable[[State], State], x: State, key: Array, probes: int, trace: str) -> tuple[Array, Array]:
     """‖J‖_F² and its standard error."""
     if trace == "hutchinson":
         signs, power = stochtrace.sampler_signs(x, num=probes)(key), stochtrace.monte_carlo_frobeniusnorm_squared()

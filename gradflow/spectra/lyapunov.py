@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Float, Int
 from gradflow import precision
 from gradflow.scaling import frobenius, rescale
 from gradflow.spectra.network import Network
-from gradflow.stack import Stack, State
+from gradflow.stack import Stack
 
 MARKS = 16  # depths at which the sums are kept, for the spread along depth
 WIDEST = 16  # layers between two QRs, at most

@@ -26,7 +26,11 @@ def _gain(log: float) -> str:
 
 def _header(s: Spectrum) -> Text:
     c = s.settings
-    parts = [c["scheme"], f"f = {c['branch']}" if "branch" in c else "", f"{c['depth']} blocks" if "branch" in c else ""]
+    parts = [
+        c["scheme"],
+        f"f = {c['branch']}" if "branch" in c else "",
+        f"{c['depth']} blocks" if "branch" in c else "",
+    ]
     parts += [f"d = {c['d']}" if "d" in c else "", f"tokens = {c['tokens']}" if "tokens" in c else f"n = {s.n}"]
     parts += [f"{c.get('norm', '')} ε = {c['eps']:g}" if "eps" in c else "", c.get("dtype", "")]
     return Text(" · ".join(filter(None, parts)), style="dim")
@@ -34,7 +38,9 @@ def _header(s: Spectrum) -> Text:
 
 def _quantiles(s: Spectrum) -> Any:
     """Quantiles of the non-zero values: gain end to end, and rate per sub-layer."""
-    shown = grid(f"Singular values of J ({s.settings['path']})", ["of the non-zero", "σ", "over seeds", "log σ / sub-layer", "±"])
+    shown = grid(
+        f"Singular values of J ({s.settings['path']})", ["of the non-zero", "σ", "over seeds", "log σ / sub-layer", "±"]
+    )
     for name, share in PLACES:
         q = s.quantile(share)
         seen = "–" if len(s.rms_gain) < 2 else f"{_gain(q.low)} … {_gain(q.high)}"
@@ -71,7 +77,8 @@ def table(s: Spectrum) -> Group:
     for i in range(min(len(s.rms_gain), ROWS)):
         rms.add_row(f"network {i + 1}", _gain(s.log_rms_gain[i]), number(float(s.log_rms_error[i]), 2), law)
     extra = _how(s)
-    cost = f"Forecast {duration(s.forecast['seconds'])}, {size(s.forecast['bytes'])}; took {duration(s.seconds)}, compilation included."
+    expected = f"{duration(s.forecast['seconds'])}, {size(s.forecast['bytes'])}"
+    cost = f"Forecast {expected}; took {duration(s.seconds)}, compilation included."
     lines = [f"By {s.method}: {s.why}.", *extra, cost, f"Verdict: {verdict(s)}"]
     return Group(_header(s), "", first, rms, *map(Text, lines))
 
@@ -80,7 +87,7 @@ def _how(s: Spectrum) -> list[str]:
     c = s.settings
     if s.method == "lyapunov":
         return [
-            f"QR after every {c['qr_every']} sub-layers (a sub-layer spreads the frame by {c['spread_per_layer']:.3g} in logs at most); "
+            f"QR after every {c['qr_every']} sub-layers (one spreads the frame by {c['spread_per_layer']:.3g} in logs at most); "
             f"rounding {c['rounding_per_layer']:.1e} a sub-layer.",
             "At finite depth these logs differ from those of the singular values by what does not grow with depth.",
         ]
@@ -126,7 +133,9 @@ def figure(s: Spectrum) -> Any:
     if s.log_rms_law is not None:
         ax.axhline(s.log_rms_law / ten, color="black", lw=1, ls="--", label="rms gain, law")
     null = int(np.median(s.null))
-    ax.set_title(f"{s.settings['scheme']}, {s.settings['path']} Jacobian" + (f"; {null} zero" if null else ""), fontsize=10)
+    ax.set_title(
+        f"{s.settings['scheme']}, {s.settings['path']} Jacobian" + (f"; {null} zero" if null else ""), fontsize=10
+    )
     ax.set_xlabel(f"rank (of {s.n})")
     ax.set_ylabel("log₁₀ of the singular value")
     ax.legend(fontsize=8, frameon=False)

@@ -108,7 +108,9 @@ def by_compact(network: Network, key: jax.Array, o: Options, progress: Progress 
         return own * jax.vmap(compact.LowRank.mv)(stacked, v)
 
     error = log_error(network, apply, scale / math.log(2), key)
-    return _whole(np.sort(np.concatenate(logs))[::-1], error, {"rank of the correction": size, "learned gain": not plain})
+    return _whole(
+        np.sort(np.concatenate(logs))[::-1], error, {"rank of the correction": size, "learned gain": not plain}
+    )
 
 
 def by_krylov(network: Network, key: jax.Array, o: Options, progress: Progress = None) -> Found:
@@ -137,7 +139,9 @@ def by_lyapunov(network: Network, key: jax.Array, o: Options, progress: Progress
     every = o.every or lyapunov.spacing(float(reference.spread), dtype, size)
     with precision.scope(dtype):
         found = lyapunov.exponents(network, key, top, every)
-        while every > 1 and o.every is None and lyapunov.thinly_lost(found):  # the depth holds a worse layer than the pilot
+        while (
+            every > 1 and o.every is None and lyapunov.thinly_lost(found)
+        ):  # the depth holds a worse layer than the pilot
             every //= 2
             found = lyapunov.exponents(network, key, top, every)
         trial = lyapunov.exponents(network, key, top, every, blocks)
@@ -149,11 +153,15 @@ def by_lyapunov(network: Network, key: jax.Array, o: Options, progress: Progress
     rounding = max(float(gap.max(initial=0)) / layers, least)
     logs = np.asarray(found.logs, np.float64)
     error = _along_depth(np.asarray(found.marks, np.float64), network.layers) + rounding
-    error = error + np.asarray(found.lost, np.float64) / every  # a QR that lost an entry counts it too high, by an e or so
+    error = (
+        error + np.asarray(found.lost, np.float64) / every
+    )  # a QR that lost an entry counts it too high, by an e or so
     log_rms = float(found.log_frobenius) - 0.5 * math.log(size_of(network, top))
     drift = abs(float(trial.log_frobenius) - float(reference.log_frobenius)) / layers
     facts = {"qr_every": every, "spread_per_layer": float(reference.spread), "rounding_per_layer": rounding}
-    return Found(logs, None, np.where(np.isfinite(logs), error, np.nan), log_rms, max(drift, least) * network.layers, facts)
+    return Found(
+        logs, None, np.where(np.isfinite(logs), error, np.nan), log_rms, max(drift, least) * network.layers, facts
+    )
 
 
 def size_of(network: Network, top: int) -> int:
