@@ -18,6 +18,7 @@ _PUBLIC = {
     "audit": "gradflow.audits",
     "profile": "gradflow.profiles",
     "subspaces": "gradflow.splits",
+    "sweep": "gradflow.sweep_run",
     "derive": "gradflow.symbolic",
     "Audit": "gradflow.audits",
     "Comparison": "gradflow.comparisons",
@@ -30,6 +31,7 @@ _PUBLIC = {
     "Scheme": "gradflow.schemes",
     "Stack": "gradflow.stack",
     "Subspaces": "gradflow.splits",
+    "Sweep": "gradflow.sweeps",
 }
 _MODULES = ("adapters", "branches", "checkpoints", "norms", "schemes", "stack", "symbolic")
 
@@ -45,6 +47,7 @@ __all__ = [
     "Scheme",
     "Stack",
     "Subspaces",
+    "Sweep",
     "__version__",
     "adapters",
     "audit",
@@ -61,6 +64,7 @@ __all__ = [
     "schemes",
     "stack",
     "subspaces",
+    "sweep",
     "symbolic",
 ]
 
@@ -80,6 +84,8 @@ if TYPE_CHECKING:
     from gradflow.schemes import Scheme
     from gradflow.splits import Subspaces, subspaces
     from gradflow.stack import Stack
+    from gradflow.sweep_run import sweep
+    from gradflow.sweeps import Sweep
     from gradflow.symbolic import derive
 
 

@@ -104,11 +104,12 @@ def figures(p: Profile) -> dict[str, np.ndarray]:
     """What is compared at every sub-layer: rms of the stream as it enters, the branch's share of the sum's power, the
     gradient at the input over that at the output, and the weight gradient; geometric means over seeds.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         mean = functools.partial(np.mean, axis=0)
         stream, added = (np.exp(mean(np.log(getattr(p, name)))) for name in ("stream_rms", "branch_rms"))
         kept = mean(p.skip) * stream if p.kept_rms is None else np.exp(mean(np.log(p.kept_rms)))
-        found = {"stream": stream, "share": added**2 / (added**2 + kept**2), "gradient": np.exp(mean(p.log_exact))[:-1]}
+        share = 1 / (1 + (kept / added) ** 2)  # their powers alone would leave float32 before the stream does
+        found = {"stream": stream, "share": share, "gradient": np.exp(mean(p.log_exact))[:-1]}
         if p.weight_grad is not None:
             found["weight_grad"] = np.exp(mean(np.log(p.weight_grad)))
     return found
@@ -130,6 +131,16 @@ def spread(values: np.ndarray) -> float:
     """Largest over smallest of the finite, positive entries."""
     alive = values[np.isfinite(values) & (values > 0)]
     return float(alive.max() / alive.min()) if alive.size else np.nan
+
+
+def ends(p: Profile, size: int) -> dict[str, float]:
+    """End to end, geometric means over seeds: log gain of gradient and trunk, the last block's stream and share, and the spread
+    of weight gradients over blocks.
+    """
+    found = by_block(p, size)
+    logs = {f"log_{name}": float(np.mean(getattr(p, f"log_{name}")[:, 0])) for name in ("exact", "trunk")}
+    last = {name: float(found[name][-1]) for name in ("stream", "share")}
+    return logs | last | {"weight_grad_ratio": spread(found["weight_grad"]) if "weight_grad" in found else np.nan}
 
 
 def compare(

@@ -51,7 +51,8 @@ def measure(
 
 def seeds_of(key: int, seeds: int) -> Array:
     """One random key a network; a network's own does not depend on how many there are."""
-    return jax.random.split(jax.random.key(checks.key(key)), seeds)
+    with jax.threefry_partitionable(True):  # JAX's default, without which it would
+        return jax.random.split(jax.random.key(checks.key(key)), seeds)
 
 
 @dataclass(frozen=True)

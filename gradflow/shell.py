@@ -75,3 +75,20 @@ def block(text: str, memory: int | None, cosine: float | None) -> list[Any]:
     if not any(isinstance(branch, CrossAttention) for branch in branches):
         raise ValueError(f"memory: no branch of {text!r} has one; give a block with cross-attention")
     return [replace(branch, **given) if isinstance(branch, CrossAttention) else branch for branch in branches]
+
+
+def rows(names: list[str]) -> list[str]:
+    """Schemes by name; ``all`` and ``streams`` stand for the two catalogues."""
+    from gradflow import streams
+    from gradflow.schemes import BY_NAME
+
+    groups = {"all": list(BY_NAME), "streams": list(streams.BY_NAME)}
+    return [name for group in names for name in groups.get(group, [group])]
+
+
+def numbers(argument: str, text: str) -> list[int]:
+    """Whole numbers with commas between."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{argument}: needs a whole number, or several as in 6,12,24, got {text!r}") from None
