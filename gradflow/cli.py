@@ -464,18 +464,21 @@ def derive(
 
 def main() -> None:
     """Run the command line; bad input is one line on stderr and exit code 2, never a traceback."""
+    message = ""
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except (ValueError, OSError) as error:
         message = str(error)
     except KeyboardInterrupt:
-        sys.exit(130)
+        shell.leave(130)
     except Exception as error:
         # Typer's own refusals (unknown option, wrong type) can say themselves in a line; anything else is a bug of ours.
         if not hasattr(error, "format_message"):
             raise
         message = f"{error.format_message()} ('gradflow --help' lists what there is)"  # type: ignore[attr-defined]
     else:
+        if code == 130:  # Typer's own reading of Ctrl-C
+            shell.leave(130)
         sys.exit(code if isinstance(code, int) else 0)
     sys.stderr.write(f"gradflow: {' '.join(message.split())}\n")
     sys.exit(2)

@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -39,6 +41,13 @@ def show(renderable: Any) -> None:
         Console(width=min(console.width, WIDTH), highlight=False).print(renderable)
     else:
         typer.echo(text(renderable))
+
+
+def leave(code: int) -> NoReturn:
+    """End the process without Python's shutdown, in which JAX may crash after a compilation was interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
 
 
 def check_plot(plot: Path | None) -> None:

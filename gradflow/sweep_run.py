@@ -20,6 +20,7 @@ from gradflow.sweeps import Sweep
 from gradflow.verdicts import per_layer
 
 FAILURES = (ValueError, ArithmeticError, MemoryError, jax.errors.JaxRuntimeError)  # of one case, not of the program
+KEPT = 8  # programs that stay compiled: each holds some 60 MB, and is not needed again
 
 
 def sweep(
@@ -82,11 +83,10 @@ def sweep(
     for name, value in (("token_cosine", token_cosine), ("cotangent_cosine", cotangent_cosine)):
         settings[name] = checks.cosine(name, value, number)
     settings["dtype"] = precision.resolve(dtype)
-    whole = {"depths": checks.integers("depths", depths, 1), "widths": checks.integers("widths", widths, 2)}
-    whole |= {"seeds": checks.integer("seeds", seeds, 1)}
+    deep, wide = checks.integers("depths", depths, 1), checks.integers("widths", widths, 2)
     stated = settings | {"key": checks.key(key), "device": jax.default_backend()}
     defined = {name: definition(each) for name, each in (*rows.items(), *branches.items())}
-    plan = Plan(tuple(rows), tuple(branches), **whole, settings=stated, definitions=defined)
+    plan = Plan(tuple(rows), tuple(branches), deep, wide, checks.integer("seeds", seeds, 1), stated, defined)
     ensembles = {}
     for place in itertools.product(*(getattr(plan, axis) for axis in AXES)):
         scheme, block, depth, d = place
@@ -111,8 +111,11 @@ def _in_order(ensembles: Mapping[tuple, Ensemble], seeds: int) -> Iterator[tuple
     programs: dict[Any, list[tuple]] = {}
     for place, ensemble in ensembles.items():
         programs.setdefault(ensemble.program, []).append(place)
-    for place in itertools.chain.from_iterable(programs.values()):
-        yield ensembles[place], [Case(*place, seed) for seed in range(seeds)]
+    for i, places in enumerate(programs.values()):
+        for place in places:
+            yield ensembles[place], [Case._make((*place, seed)) for seed in range(seeds)]
+        if i % KEPT == KEPT - 1:
+            jax.clear_caches()
 
 
 def _rows(ensemble: Ensemble, cases: list[Case], keys: Array) -> Iterator[tuple[Case, dict[str, Any]]]:

@@ -1,6 +1,9 @@
 """`gradflow sweep`: options to arguments, a run or a file that is read, and what is written of it."""
 
+import contextlib
 import importlib.util
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,6 @@ def sweep(
 ) -> None:
     """Run or resume where there are schemes, else read; write and print."""
     _check(csv, parquet, plot)
-    from gradflow import sweep_report
     from gradflow.sweeps import Sweep
 
     if schemes:
@@ -32,6 +34,8 @@ def sweep(
         )
     else:
         result = Sweep.open(out)
+    from gradflow import sweep_report
+
     for path, write in ((csv, result.to_csv), (parquet, result.to_parquet)):
         if path is not None:
             write(path)
@@ -42,24 +46,51 @@ def sweep(
 
 
 def _run(schemes: list[str], options: dict[str, Any], out: Path) -> Any:
-    from gradflow.sweep_run import sweep
-
-    memory = [options.pop(name, None) for name in ("memory", "memory_cosine")]
-    if "blocks" in options or memory != [None, None]:
-        options["blocks"] = [shell.block(text, *memory) for text in options.get("blocks", ["mlp:relu"])]
     seen = (0, 0)
     try:
-        with shell.progress("measuring networks") as progress:
+        with shell.progress("measuring networks") as progress, _until_asked() as stop:
+            from gradflow.sweep_run import sweep  # takes a second or two, in which Ctrl-C may come
 
             def show(done: int, total: int) -> None:
                 nonlocal seen
                 seen = done, total
                 progress(done, total)
+                stop()
 
+            memory = [options.pop(name, None) for name in ("memory", "memory_cosine")]
+            if "blocks" in options or memory != [None, None]:
+                options["blocks"] = [shell.block(text, *memory) for text in options.get("blocks", ["mlp:relu"])]
             return sweep(shell.rows(schemes), **options, path=out, progress=show)
     except KeyboardInterrupt:
         typer.echo(f"gradflow: stopped; {out} holds {seen[0]} of {seen[1]} cases, the same command goes on", err=True)
-        raise typer.Exit(130) from None
+        raise
+
+
+@contextlib.contextmanager
+def _until_asked() -> Iterator[Callable[[], None]]:
+    """A function that raises ``KeyboardInterrupt`` once Ctrl-C was pressed, so that the network at hand is finished; pressed
+    again, it interrupts as ever. In the midst of a compilation JAX may lose the exception.
+    """
+    asked = False
+
+    def pressed(number: int, frame: Any) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        typer.echo("gradflow: stopping after this network; Ctrl-C again stops at once", err=True)
+
+    def stop() -> None:
+        if asked:
+            raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:  # as a shell's background jobs have it
+        signal.signal(signal.SIGINT, pressed)
+    try:
+        yield stop
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _check(csv: Path | None, parquet: Path | None, plot: Path | None) -> None:

@@ -67,13 +67,13 @@ def writing(path: str | Path, plan: Plan, retry: bool = False) -> Iterator[Store
     """
     file = new_file("path", path, ".sqlite")
     with _told(file), contextlib.closing(_connect(file, "rwc", 0.0)) as connection:
-        _state(connection, file)  # before a byte is written to it
+        _agreed(connection, file, plan)  # before a byte is written to it
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_mode = WAL")
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(f"PRAGMA busy_timeout = {int(1000 * PATIENCE)}")
-        if _state(connection, file):
-            plan = plan.grown_from(_plan(connection, file), file.name)
+        plan, begun = _agreed(connection, file, plan)
+        if begun:
             connection.execute("UPDATE sweep SET plan = ?", (plan.to_json(),))
         else:
             for statement in TABLES:
@@ -144,6 +144,12 @@ def _state(connection: sqlite3.Connection, file: Path) -> bool:
         found = " ".join(found.split())
         raise ValueError(f"path: {file.name!r} is damaged ({found}); it is left as it is, name another file")
     return True
+
+
+def _agreed(connection: sqlite3.Connection, file: Path, plan: Plan) -> tuple[Plan, bool]:
+    """The plan to go on with, and whether the file has one."""
+    begun = _state(connection, file)
+    return plan.grown_from(_plan(connection, file), file.name) if begun else plan, begun
 
 
 def _plan(connection: sqlite3.Connection, file: Path) -> Plan:
