@@ -19,6 +19,7 @@ _PUBLIC = {
     "profile": "gradflow.profiles",
     "subspaces": "gradflow.splits",
     "spectrum": "gradflow.spectra.choice",
+    "sweep": "gradflow.sweep_run",
     "derive": "gradflow.symbolic",
     "Audit": "gradflow.audits",
     "Comparison": "gradflow.comparisons",
@@ -32,6 +33,7 @@ _PUBLIC = {
     "Spectrum": "gradflow.spectra.result",
     "Stack": "gradflow.stack",
     "Subspaces": "gradflow.splits",
+    "Sweep": "gradflow.sweeps",
 }
 _MODULES = ("adapters", "branches", "checkpoints", "norms", "schemes", "stack", "symbolic")
 
@@ -48,6 +50,7 @@ __all__ = [
     "Spectrum",
     "Stack",
     "Subspaces",
+    "Sweep",
     "__version__",
     "adapters",
     "audit",
@@ -65,6 +68,7 @@ __all__ = [
     "spectrum",
     "stack",
     "subspaces",
+    "sweep",
     "symbolic",
 ]
 
@@ -86,6 +90,8 @@ if TYPE_CHECKING:
     from gradflow.spectra.result import Spectrum
     from gradflow.splits import Subspaces, subspaces
     from gradflow.stack import Stack
+    from gradflow.sweep_run import sweep
+    from gradflow.sweeps import Sweep
     from gradflow.symbolic import derive
 
 

@@ -16,6 +16,7 @@ from gradflow.checkpoints.families import FAMILIES, family_of
 from gradflow.checkpoints.folder import read
 from gradflow.factors import FACTORS
 from gradflow.factors import safe_log as log
+from gradflow.files import new_file, whole
 
 ENDS = ("exact", "trunk")
 SHAPE = ("depth", "hidden")  # what a model must share with its baseline for rows to be comparable
@@ -112,41 +113,17 @@ class Check:
     __repr__ = __str__
 
 
-def check_path(path: str | Path) -> Path:
-    """Return the path if a baseline can be written there; asked before long work, so that none is lost.
-
-    Raises
-    ------
-    ValueError
-        For a folder that does not exist, or a path that is something else than a file.
-    """
-    file = Path(path)
-    if file.exists() and not file.is_file():
-        raise ValueError(f"save: {str(path)!r} is no file; name one that ends in .json")
-    if not file.absolute().parent.is_dir():
-        raise ValueError(f"save: no such folder {str(file.parent)!r}")
-    return file
-
-
 def save(audit: Audit, path: str | Path) -> None:
     """Write an audit as JSON, the model's path relative to the file; an older file is replaced whole or not at all."""
-    file = check_path(path)
+    file = new_file("save", path, ".json")
     out, model = audit.to_dict(), audit.path.absolute()
     try:
         out["model"]["path"] = Path(os.path.relpath(model, file.absolute().parent)).as_posix()
     except ValueError:  # another drive
         out["model"]["path"] = model.as_posix()
-    target = file.resolve()
-    fresh = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        with fresh.open("x", encoding="utf-8") as stream:
-            json.dump(out, stream, allow_nan=False, ensure_ascii=False)
-            stream.write("\n")
-            stream.flush()
-            os.fsync(stream.fileno())
-        fresh.replace(target)
-    finally:
-        fresh.unlink(missing_ok=True)
+    with whole(file) as fresh, fresh.open("x", encoding="utf-8") as stream:
+        json.dump(out, stream, allow_nan=False, ensure_ascii=False)
+        stream.write("\n")
 
 
 def load(path: str | Path) -> Baseline:

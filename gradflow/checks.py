@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -86,3 +86,12 @@ def cosine(argument: str, value: object, tokens: int) -> float:
             f"{argument}: {tokens} tokens can share a cosine from {-1 / (tokens - 1):.3g} to 1, got {value!r}"
         )
     return number
+
+
+def integers(argument: str, values: object, minimum: int) -> tuple[int, ...]:
+    """Return one whole number, or several, as a tuple without repetitions; each not below ``minimum``."""
+    several = isinstance(values, Sequence | np.ndarray | range) and not isinstance(values, str)
+    found = tuple(dict.fromkeys(integer(argument, value, minimum) for value in (values if several else (values,))))  # type: ignore[union-attr]
+    if not found:
+        raise ValueError(f"{argument}: needs at least one whole number")
+    return found

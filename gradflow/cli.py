@@ -38,14 +38,6 @@ class Reading(StrEnum):
     alignment = "alignment"
 
 
-def _depths(text: str) -> int | list[int]:
-    try:
-        depths = [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"depth: needs a whole number, or several as in 6,12,24, got {text!r}") from None
-    return depths if len(depths) > 1 else depths[0]
-
-
 def _version(value: bool) -> None:
     if value:
         from gradflow import __version__
@@ -103,7 +95,8 @@ def contraction(
     from gradflow.contractions import ContractionSweep
 
     shell.check_plot(plot)
-    sizes: dict[str, Any] = {} if depth is None else {"depth": _depths(depth)}
+    depths = [] if depth is None else shell.numbers("depth", depth)
+    sizes: dict[str, Any] = {"depth": depths if len(depths) > 1 else depths[0]} if depths else {}
     sizes |= {} if d is None else {"d": d}
     with shell.progress("measuring networks") as progress:
         result = estimate.contraction(
@@ -201,10 +194,11 @@ def audit(
     """
     texts = _texts(text, text_file)
     shell.check_plot(plot)
-    from gradflow import audit_report, audits, baselines
+    from gradflow import audit_report, audits
+    from gradflow.files import new_file
 
     if save is not None:
-        baselines.check_path(save)
+        new_file("save", save, ".json")
     with shell.progress("auditing"):
         result = audits.audit(path, texts, cotangent=cotangent.value, probes=probes, key=key, reference=reference)
     if save is not None:
@@ -390,18 +384,64 @@ def compare(
     plot: Plot = None,
 ) -> None:
     """Schemes against each other at initialisation: law and measurement, forward and backward."""
-    from gradflow import comparison_report, comparisons, streams
-    from gradflow.schemes import BY_NAME
+    from gradflow import comparison_report, comparisons
 
     shell.check_plot(plot)
-    groups = {"all": list(BY_NAME), "streams": list(streams.BY_NAME)}
-    names = [name for group in schemes for name in groups.get(group, [group])]
     options = {"norm": norm, "init": init, "final_norm": final_norm, "tokens": tokens, "seeds": seeds, "key": key}
     options |= {"token_cosine": token_cosine, "cotangent_cosine": cotangent_cosine}
     with shell.progress("measuring schemes") as progress:
         branches = shell.block(block, memory, memory_cosine)
-        result = comparisons.compare(names, branches, depth, d, **options, dtype=dtype, progress=progress)
+        result = comparisons.compare(shell.rows(schemes), branches, depth, d, **options, dtype=dtype, progress=progress)
     shell.emit(result, comparison_report.table(result), as_json, plot)
+
+
+@app.command()
+def sweep(
+    schemes: Annotated[
+        list[str] | None, typer.Argument(help="post-ln, pre-ln, …, all, streams; none: read the file alone.")
+    ] = None,
+    block: Annotated[
+        list[str] | None, typer.Option(help="Branches of one block; again for each further.  [default: mlp:relu]")
+    ] = None,
+    depth: Annotated[str | None, typer.Option(help="Blocks, as in 6,12,24.  [default: 24]")] = None,
+    width: Annotated[str | None, typer.Option("--width", "--d", help="As in 64,128.  [default: 128]")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Networks of each.  [default: 4]")] = None,
+    out: Annotated[Path, typer.Option(help="The file; what it holds is not run again.")] = Path("sweep.sqlite"),
+    norm: Annotated[str | None, typer.Option(help="layernorm, rms, dyt or none.  [default: layernorm]")] = None,
+    init: Annotated[str | None, typer.Option(help="unit, xavier, he, gpt2 or torch.  [default: unit]")] = None,
+    final_norm: Annotated[
+        bool | None, typer.Option("--final-norm", help="A norm after the last sub-layer, in all.")
+    ] = None,
+    tokens: Annotated[int | None, typer.Option(help="Tokens of the state.  [default: 1]")] = None,
+    token_cosine: Annotated[
+        float | None, typer.Option(help="Cosine of every two tokens of the input.  [default: 0]")
+    ] = None,
+    cotangent_cosine: Annotated[
+        float | None, typer.Option(help="Cosine of every two tokens' cotangents.  [default: 0]")
+    ] = None,
+    memory: Memory = None,
+    memory_cosine: MemoryCosine = None,
+    key: Annotated[int | None, typer.Option(help="The integer that all randomness comes from.  [default: 0]")] = None,
+    dtype: Annotated[str | None, typer.Option(help="float64 or float32.  [default: float64]")] = None,
+    retry: Annotated[bool | None, typer.Option("--retry", help="Run cases again that failed before.")] = None,
+    csv: Annotated[Path | None, typer.Option(help="Write the rows: FILE.csv.")] = None,
+    parquet: Annotated[Path | None, typer.Option(help="Write the rows: FILE.parquet (needs pyarrow).")] = None,
+    as_json: Json = False,
+    plot: Plot = None,
+) -> None:
+    """Scheme × block × depth × width × seed, a row on disk for each network as soon as it is measured.
+
+    A sweep that was stopped, at whatever moment, goes on when the same command is given again; it may also grow. Exit code 1 if
+    a network could not be measured.
+    """
+    from gradflow import sweep_shell
+
+    asked: dict[str, Any] = {"norm": norm, "init": init, "final_norm": final_norm, "tokens": tokens, "seeds": seeds}
+    asked |= {"token_cosine": token_cosine, "cotangent_cosine": cotangent_cosine, "key": key, "dtype": dtype}
+    asked |= {"retry": retry, "memory": memory, "memory_cosine": memory_cosine, "blocks": block}
+    asked |= {f"{n}s": None if v is None else shell.numbers(n, v) for n, v in (("depth", depth), ("width", width))}
+    given = {name: value for name, value in asked.items() if value not in (None, [])}
+    sweep_shell.sweep(schemes or [], given, out, csv, parquet, as_json, plot)
 
 
 @app.command()
@@ -428,18 +468,21 @@ def derive(
 
 def main() -> None:
     """Run the command line; bad input is one line on stderr and exit code 2, never a traceback."""
+    message = ""
     try:
         code = app(sys.argv[1:] or ["--help"], standalone_mode=False)
     except (ValueError, OSError) as error:
         message = str(error)
     except KeyboardInterrupt:
-        sys.exit(130)
+        shell.leave(130)
     except Exception as error:
         # Typer's own refusals (unknown option, wrong type) can say themselves in a line; anything else is a bug of ours.
         if not hasattr(error, "format_message"):
             raise
         message = f"{error.format_message()} ('gradflow --help' lists what there is)"  # type: ignore[attr-defined]
     else:
+        if code == 130:  # Typer's own reading of Ctrl-C
+            shell.leave(130)
         sys.exit(code if isinstance(code, int) else 0)
     sys.stderr.write(f"gradflow: {' '.join(message.split())}\n")
     sys.exit(2)

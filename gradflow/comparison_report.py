@@ -9,27 +9,19 @@ from rich.console import Group
 from rich.text import Text
 
 from gradflow import plots
-from gradflow.comparisons import Comparison, by_block, spread
+from gradflow.comparisons import Comparison, by_block, ends
 from gradflow.factors import Profile
+from gradflow.intervals import exp
 from gradflow.report import grid, memory, number
 
 MARKERS = "osD^vP*XhdpH<>"
+ENDS = {"log_exact": "exact", "log_trunk": "trunk", "stream": "stream", "share": "share", "weight_grad_ratio": "dW"}
 PANELS = {
     "stream": "stream: rms as it enters the block",
     "share": "share of the branches in the sum's power",
     "gradient": "gradient: ‖∂L/∂x_l‖ / ‖∂L/∂x_L‖",
     "weight_grad": "weight gradient of the block: ‖∂L/∂W‖",
 }
-
-
-def ends(p: Profile, size: int) -> dict[str, float]:
-    """End to end: exact and trunk gain, the last block's stream and share, the spread of gradients and weight gradients."""
-    found = by_block(p, size)
-    with np.errstate(over="ignore", divide="ignore"):
-        gains = {name: float(np.exp(np.mean(getattr(p, f"log_{name}")[:, 0]))) for name in ("exact", "trunk")}
-    weights = found.get("weight_grad")
-    last = {"stream": float(found["stream"][-1]), "share": float(found["share"][-1])}
-    return gains | last | {"dW": spread(weights) if weights is not None else np.nan}
 
 
 def short(value: float) -> str:
@@ -43,15 +35,17 @@ def short(value: float) -> str:
 def table(c: Comparison) -> Group:
     """One row a scheme, law and measurement (geometric mean over seeds) side by side."""
     s = c.settings
-    names = ("exact", "trunk", "stream", "share", "dW")
     shown = grid(
         "At initialisation: law, and beside it as seen (geometric mean over seeds)",
-        ["", *(n for name in names for n in (name, "seen"))],
+        ["", *(n for name in ENDS.values() for n in (name, "seen"))],
     )
     for entry in c.entries:
-        measured = ends(entry.measured, entry.size)
-        law = ends(entry.law, entry.size) if entry.law is not None else dict.fromkeys(measured, np.nan)
-        shown.add_row(entry.name, *(short(side[name]) for name in measured for side in (law, measured)))
+        measured, law = (
+            dict.fromkeys(ENDS, np.nan) if p is None else ends(p, entry.size) for p in (entry.measured, entry.law)
+        )
+        for side in (measured, law):
+            side |= {name: exp(side[name]) for name in ("log_exact", "log_trunk")}
+        shown.add_row(entry.name, *(short(side[name]) for name in ENDS for side in (law, measured)))
     parts = [f"f = {s['branch']}", f"{s['norm']} (ε = {s['eps']:g})", f"init {s['init']}", f"L = {s['depth']} blocks"]
     parts += [
         f"d = {s['d']}",

@@ -2,26 +2,19 @@
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array
 
-from gradflow import checks, devices, laws, precision, probes, profiles, stream_flow
+from gradflow import checks, precision
 from gradflow.branches import Branch, branches_of
+from gradflow.ensembles import Ensemble, seeds_of
 from gradflow.factors import ENDS, Profile, plain
-from gradflow.inits import initialised
-from gradflow.matrices import alike
-from gradflow.schemes import Multipliers, Scheme
-from gradflow.stack import Drawn, Stack
-from gradflow.stream_stack import StreamStack, stack_of
-from gradflow.streams import StreamScheme, any_scheme
+from gradflow.schemes import Scheme
+from gradflow.streams import StreamScheme
 
 Progress = Callable[[int, int], None]
-FINAL = "+final"
 
 
 @dataclass(frozen=True)
@@ -111,11 +104,12 @@ def figures(p: Profile) -> dict[str, np.ndarray]:
     """What is compared at every sub-layer: rms of the stream as it enters, the branch's share of the sum's power, the
     gradient at the input over that at the output, and the weight gradient; geometric means over seeds.
     """
-    with np.errstate(divide="ignore", invalid="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
         mean = functools.partial(np.mean, axis=0)
         stream, added = (np.exp(mean(np.log(getattr(p, name)))) for name in ("stream_rms", "branch_rms"))
         kept = mean(p.skip) * stream if p.kept_rms is None else np.exp(mean(np.log(p.kept_rms)))
-        found = {"stream": stream, "share": added**2 / (added**2 + kept**2), "gradient": np.exp(mean(p.log_exact))[:-1]}
+        share = 1 / (1 + (kept / added) ** 2)  # their powers alone would leave float32 before the stream does
+        found = {"stream": stream, "share": share, "gradient": np.exp(mean(p.log_exact))[:-1]}
         if p.weight_grad is not None:
             found["weight_grad"] = np.exp(mean(np.log(p.weight_grad)))
     return found
@@ -139,30 +133,14 @@ def spread(values: np.ndarray) -> float:
     return float(alive.max() / alive.min()) if alive.size else np.nan
 
 
-class Tokens(NamedTuple):
-    """How many there are, and the cosine of every two: of the input, and of the cotangents at the output."""
-
-    number: int
-    cosine: float = 0.0
-    cotangent_cosine: float = 0.0
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def measure(
-    stack: Stack | StreamStack, tokens: Tokens, watched: bool, numbers: Multipliers | None, keys: Array
-) -> dict[str, Array]:
-    """Rows of random networks of a shape, one after another; each with an input of unit rms and a Gaussian cotangent."""
-
-    def one(key: Array) -> dict[str, Array]:
-        k_x, k_weights, k_cotangent = jax.random.split(key, 3)
-        drawn = ((k_x, tokens.cosine), (k_cotangent, tokens.cotangent_cosine))
-        x, cotangent = (alike(k, tokens.number, stack.d, cosine, stack.dtype) for k, cosine in drawn)
-        x = x / jnp.sqrt(jnp.mean(x**2, -1, keepdims=True))
-        if isinstance(stack, StreamStack):
-            return stream_flow.profile(stack, Drawn(k_weights), x, cotangent[None], watched)
-        return probes.profile(stack, Drawn(k_weights, None, numbers), x, cotangent, watched)[2]
-
-    return devices.over(one, keys)
+def ends(p: Profile, size: int) -> dict[str, float]:
+    """End to end, geometric means over seeds: log gain of gradient and trunk, the last block's stream and share, and the spread
+    of weight gradients over blocks.
+    """
+    found = by_block(p, size)
+    logs = {f"log_{name}": float(np.mean(getattr(p, f"log_{name}")[:, 0])) for name in ("exact", "trunk")}
+    last = {name: float(found[name][-1]) for name in ("stream", "share")}
+    return logs | last | {"weight_grad_ratio": spread(found["weight_grad"]) if "weight_grad" in found else np.nan}
 
 
 def compare(
@@ -220,65 +198,23 @@ def compare(
     specs = [schemes] if isinstance(schemes, str | Scheme | StreamScheme) else list(schemes)
     if not specs:
         raise ValueError("schemes: needs at least one")
-    rows = [_row(spec, final_norm) for spec in specs]
-    checks.integer("d", d, 2)
-    branches = initialised(branches_of(block), init, d)
-    number, seeds = checks.integer("tokens", tokens, 1), checks.integer("seeds", seeds, 1)
-    cosines = {"token_cosine": token_cosine, "cotangent_cosine": cotangent_cosine}
-    drawn = Tokens(number, *(checks.cosine(name, value, number) for name, value in cosines.items()))
-    options = {"norm": norm, "eps": 0.0, "dtype": precision.resolve(dtype)}
-    stacks = [stack_of(row, branches, depth, d, final_norm=final, **options) for _, row, final in rows]
-    watched = all(hasattr(branch, "matrices") for branch in branches)
+    options = {"norm": norm, "init": init, "final_norm": final_norm, "tokens": tokens, "dtype": dtype}
+    options |= {"token_cosine": token_cosine, "cotangent_cosine": cotangent_cosine}
+    ensembles = [Ensemble.make(spec, block, depth, d, **options) for spec in specs]
+    checks.integer("seeds", seeds, 1)
     entries = []
-    for i, ((name, row, _), stack) in enumerate(zip(rows, stacks, strict=True)):
+    for i, ensemble in enumerate(ensembles):
         if progress:
-            progress(i, len(rows))
-        entries.append(Entry(name, row, _measured(stack, drawn, watched, seeds, checks.key(key)), *_law(stack, drawn)))
+            progress(i, len(specs))
+        with precision.scope(ensemble.stack.dtype):
+            keys = seeds_of(key, seeds)
+            measured = ensemble.measured(keys, ensemble.numbers(keys[:1]))
+        entries.append(Entry(ensemble.name, ensemble.stack.scheme, measured, *ensemble.law()))
     if progress:
-        progress(len(rows), len(rows))
-    settings = stacks[0].settings() | {"init": init, "tokens": number, **cosines, "seeds": seeds, "key": key}
-    settings["final_norm"] = final_norm
-    settings |= {"block": len(branches), "branch": " + ".join(branch.name for branch in branches)}
+        progress(len(specs), len(specs))
+    names = [branch.name for branch in branches_of(block)]
+    settings = ensembles[0].stack.settings() | options | {"seeds": seeds, "key": key}
+    settings |= {"dtype": ensembles[0].stack.dtype, "block": len(names), "branch": " + ".join(names)}
     for name in ("scheme", "equation", "streams", "composite"):
         settings.pop(name, None)
     return Comparison(tuple(entries), settings)
-
-
-def _row(spec: str | Scheme | StreamScheme, final: bool) -> tuple[str, Scheme | StreamScheme, bool]:
-    """Name, row, and whether a final norm follows."""
-    if isinstance(spec, str) and spec.endswith(FINAL):
-        return spec, any_scheme(spec.removesuffix(FINAL)), True
-    row = any_scheme(spec)
-    return spec if isinstance(spec, str) else row.name, row, bool(final)
-
-
-def _measured(stack: Stack | StreamStack, tokens: Tokens, watched: bool, seeds: int, key: int) -> Profile:
-    with precision.scope(stack.dtype):
-        keys = jax.random.split(jax.random.key(key), seeds)
-        if isinstance(stack, StreamStack):
-            found = measure(stack, tokens, watched, None, keys)
-        else:
-            found = _of_one_stream(stack, tokens, watched, keys)
-    names, settings = profiles.labels(stack), {"what": "measured", **stack.settings(), "tokens": tokens.number}
-    return Profile.from_rows({name: np.asarray(leaf) for name, leaf in found.items()}, names, settings)
-
-
-def _of_one_stream(stack: Stack, tokens: Tokens, watched: bool, keys: Array) -> dict[str, Array]:
-    """Rows of one shape share a compilation; a row that takes the branches' powers sees them first."""
-    shape, numbers = replace(stack, scheme=stack.scheme.shape), stack.multipliers()
-    if stack.scheme.of_power and stack.mixes and tokens.number > 1:
-        # as Admin does: one pass forward, ω = 1, to see the branches
-        numbers = numbers._replace(alpha=np.ones_like(numbers.alpha))
-        rms = np.asarray(measure(shape, tokens, watched, numbers, keys[:1])["branch_rms"][0])
-        numbers = stack.multipliers(np.mean(rms[: stack.sublayers].reshape(numbers.alpha.shape) ** 2, 0).tolist())
-    return measure(shape, tokens, watched, numbers, keys)
-
-
-def _law(stack: Stack | StreamStack, tokens: Tokens) -> tuple[Profile | None, str]:
-    """The law's profile, or why there is none."""
-    options = {"d": stack.d, "norm": stack.norm, "final_norm": stack.final_norm, "tokens": tokens.number}
-    options |= {"token_cosine": tokens.cosine, "cotangent_cosine": tokens.cotangent_cosine}
-    try:
-        return laws.law(stack.scheme, stack.block, stack.depth, **options), ""
-    except ValueError as error:
-        return None, str(error)

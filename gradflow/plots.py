@@ -12,6 +12,7 @@ from matplotlib.ticker import NullFormatter
 
 from gradflow.contractions import Contraction, ContractionSweep
 from gradflow.factors import Profile
+from gradflow.files import new_file
 
 # Okabe–Ito colours: told apart by colour-blind readers; each curve has a marker of its own besides.
 STYLE = {
@@ -43,14 +44,12 @@ def check_path(path: str | Path) -> Path:
     Raises
     ------
     ValueError
-        For a file type that is not one of `FORMATS`, or a folder that does not exist.
+        For a file type that is not one of `FORMATS`, or a path where no file can stand.
     """
     file = Path(path)
     if file.suffix.lower() not in FORMATS:
         raise ValueError(f"plot: needs a file name ending in {', '.join(FORMATS)}, got {str(path)!r}")
-    if not file.absolute().parent.is_dir():
-        raise ValueError(f"plot: no such folder {str(file.parent)!r}")
-    return file
+    return new_file("plot", file, ".png")
 
 
 def save(figure: Figure, path: str | Path | None) -> Figure:

@@ -283,7 +283,12 @@ def _chain(items: tuple[chains.Item, ...], x: Any, cotangent: Any, key: int, pro
 def finish(rows: Rows, names: Sequence[str], settings: dict[str, Any], dtype: str) -> Profile:
     """Rows to a profile, unless there was no gradient to follow."""
     found = Profile.from_rows({name: np.asarray(leaf) for name, leaf in rows.items()}, names, settings)
-    if not np.isfinite(found.stream_rms).all() or not np.isfinite(found.net).all():  # type: ignore[arg-type]
-        raise ValueError(f"model: the stream or its gradient leaves the range of {dtype}, or holds NaN")
+    refuse_lost(found, dtype)
     cotangents.refuse_null(found, dtype)
     return found
+
+
+def refuse_lost(found: Profile, dtype: str) -> None:
+    """A network that no number of this dtype can follow is refused."""
+    if not np.isfinite(found.stream_rms).all() or not np.isfinite(found.net).all():  # type: ignore[arg-type]
+        raise ValueError(f"model: the stream or its gradient leaves the range of {dtype}, or holds NaN")

@@ -2,9 +2,11 @@
 
 import contextlib
 import json
+import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import typer
 
@@ -41,6 +43,13 @@ def show(renderable: Any) -> None:
         typer.echo(text(renderable))
 
 
+def leave(code: int) -> NoReturn:
+    """End the process without Python's shutdown, in which JAX may crash after a compilation was interrupted."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(code)
+
+
 def check_plot(plot: Path | None) -> None:
     """Refuse a figure that could not be written before any work is done."""
     if plot is not None:
@@ -75,3 +84,20 @@ def block(text: str, memory: int | None, cosine: float | None) -> list[Any]:
     if not any(isinstance(branch, CrossAttention) for branch in branches):
         raise ValueError(f"memory: no branch of {text!r} has one; give a block with cross-attention")
     return [replace(branch, **given) if isinstance(branch, CrossAttention) else branch for branch in branches]
+
+
+def rows(names: list[str]) -> list[str]:
+    """Schemes by name; ``all`` and ``streams`` stand for the two catalogues."""
+    from gradflow import streams
+    from gradflow.schemes import BY_NAME
+
+    groups = {"all": list(BY_NAME), "streams": list(streams.BY_NAME)}
+    return [name for group in names for name in groups.get(group, [group])]
+
+
+def numbers(argument: str, text: str) -> list[int]:
+    """Whole numbers with commas between."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{argument}: needs a whole number, or several as in 6,12,24, got {text!r}") from None
