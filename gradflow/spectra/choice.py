@@ -274,7 +274,7 @@ def _refuse(cost: Forecast, seconds: float, space: float, network: Network, o: w
 
 def _law(stack: Any, path: str, tokens: int) -> float | None:
     """log of the law's rms gain over all directions, where there is a law."""
-    if not isinstance(stack, Stack):
+    if not isinstance(stack, Stack) or stack.sublayers > stack.d:  # an expansion in depth over width
         return None
     options = {"norm": stack.norm, "final_norm": stack.final_norm, "tokens": tokens}
     gains = []
@@ -286,7 +286,7 @@ def _law(stack: Any, path: str, tokens: int) -> float | None:
         gains.append(float((found.log_trunk if path == "trunk" else found.log_exact)[0, 0]))
     return (
         gains[0] if abs(gains[0] - gains[1]) < 1 else None
-    )  # an expansion in depth/d, of which the second term is not small
+    )
 
 
 def forecasts(

@@ -70,17 +70,21 @@ def _largest(s: Spectrum) -> Any:
 
 
 def table(s: Spectrum) -> Group:
-    """Values with errors, the rms gain beside the law, and what it cost."""
+    """Values with errors, the rms gain beside the law, and how they were found."""
     first = _largest(s) if s.method == "matrix-free" else _quantiles(s)
     rms = grid("Gain over all directions, ‖J‖_F/√n", ["", "rms gain", "± relative", "law"])
     law = "–" if s.log_rms_law is None else _gain(s.log_rms_law)
     for i in range(min(len(s.rms_gain), ROWS)):
         rms.add_row(f"network {i + 1}", _gain(s.log_rms_gain[i]), number(float(s.log_rms_error[i]), 2), law)
     extra = _how(s)
-    expected = f"{duration(s.forecast['seconds'])}, {size(s.forecast['bytes'])}"
-    cost = f"Forecast {expected}; took {duration(s.seconds)}, compilation included."
-    lines = [f"By {s.method}: {s.why}.", *extra, cost, f"Verdict: {verdict(s)}"]
+    lines = [f"By {s.method}: {s.why}.", *extra, f"Verdict: {verdict(s)}"]
     return Group(_header(s), "", first, rms, *map(Text, lines))
+
+
+def cost(s: Spectrum) -> str:
+    """What was expected, and what it took: another figure on every machine."""
+    expected = f"{duration(s.forecast['seconds'])}, {size(s.forecast['bytes'])}"
+    return f"Forecast {expected}; took {duration(s.seconds)}, compilation included"
 
 
 def _how(s: Spectrum) -> list[str]:

@@ -67,6 +67,8 @@ def spectrum(
             **options,
         )
     shell.emit(result, report.table(result), as_json, plot)
+    if not as_json:
+        typer.echo(report.cost(result), err=True)
 
 
 def _stack(scheme: str, block: list[str], depth: int, d: int, norm: str, eps: float, final: bool, dtype: str) -> Any:
