@@ -19,6 +19,7 @@ _PUBLIC = {
     "profile": "gradflow.profiles",
     "subspaces": "gradflow.splits",
     "derive": "gradflow.symbolic",
+    "warmup": "gradflow.training.run",
     "Audit": "gradflow.audits",
     "Comparison": "gradflow.comparisons",
     "Design": "gradflow.designs",
@@ -30,8 +31,10 @@ _PUBLIC = {
     "Scheme": "gradflow.schemes",
     "Stack": "gradflow.stack",
     "Subspaces": "gradflow.splits",
+    "TrainingRun": "gradflow.training.results",
+    "TrainingRuns": "gradflow.training.results",
 }
-_MODULES = ("adapters", "branches", "checkpoints", "norms", "schemes", "stack", "symbolic")
+_MODULES = ("adapters", "branches", "checkpoints", "norms", "schemes", "stack", "symbolic", "training")
 
 __all__ = [
     "Audit",
@@ -45,6 +48,8 @@ __all__ = [
     "Scheme",
     "Stack",
     "Subspaces",
+    "TrainingRun",
+    "TrainingRuns",
     "__version__",
     "adapters",
     "audit",
@@ -62,10 +67,12 @@ __all__ = [
     "stack",
     "subspaces",
     "symbolic",
+    "training",
+    "warmup",
 ]
 
 if TYPE_CHECKING:
-    from gradflow import adapters, branches, checkpoints, norms, schemes, stack, symbolic
+    from gradflow import adapters, branches, checkpoints, norms, schemes, stack, symbolic, training
     from gradflow.audits import Audit, audit
     from gradflow.chains import Residual
     from gradflow.comparisons import Comparison, compare
@@ -81,6 +88,8 @@ if TYPE_CHECKING:
     from gradflow.splits import Subspaces, subspaces
     from gradflow.stack import Stack
     from gradflow.symbolic import derive
+    from gradflow.training.results import TrainingRun, TrainingRuns
+    from gradflow.training.run import warmup
 
 
 def __getattr__(name: str) -> Any:
