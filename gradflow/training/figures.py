@@ -18,7 +18,7 @@ PANELS = {
     "weight_grad": "weight gradient, first over last sub-layer",
     "stream_move": "what a step moves of the last stream",
 }
-LINEAR = ("loss", "token_cosine")
+LINEAR = ("loss", "token_cosine", "radius_gain")
 SMOOTH = 10
 
 
@@ -26,11 +26,11 @@ def runs(c: TrainingRuns) -> Figure:
     """Six panels over steps on a log axis; runs that differ in their key alone share a colour."""
     picture = plots.Picture(figsize=(12.5, 7), layout="constrained")
     axes = dict(zip(PANELS, picture.subplots(2, 3, sharex=True).ravel(), strict=True))
-    groups = list(dict.fromkeys(_group(r) for r in c.runs))
+    groups = list(c.groups)
     colours = mpl.colormaps["tab10" if len(groups) <= 10 else "tab20"].colors  # type: ignore[attr-defined]
     named: set[str] = set()
     for r in c.runs:
-        group = _group(r)
+        group = r.setting
         style: dict[str, Any] = {"color": colours[groups.index(group) % len(colours)], "lw": 1.3}
         label = None if group in named else group
         named.add(group)
@@ -50,11 +50,6 @@ def runs(c: TrainingRuns) -> Figure:
     s = c[0].settings
     picture.suptitle(f"{s['branch']}, {s['depth']} blocks, d = {s['d']}, {s['optimizer']}, lr {s['lr']:g}", fontsize=11)
     return picture
-
-
-def _group(r: TrainingRun) -> str:
-    """A run's name without its key."""
-    return ", ".join(part for part in r.name.split(", ") if not part.startswith("key ")) or r.settings["scheme"]
 
 
 def _loss(ax: Axes, r: TrainingRun, style: dict[str, Any]) -> None:

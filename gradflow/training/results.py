@@ -80,8 +80,13 @@ class TrainingRun:
 
     @property
     def name(self) -> str:
-        """Scheme, depth, and what else tells runs apart."""
+        """Its scheme, and what else tells runs apart."""
         return self.settings["name"]
+
+    @property
+    def setting(self) -> str:
+        """The name without the key."""
+        return ", ".join(part for part in self.name.split(", ") if not part.startswith("key "))
 
     @property
     def final_loss(self) -> float:
@@ -196,6 +201,14 @@ class TrainingRuns:
             names = {run.name: run for run in self.runs}
             return names[checks.one_of("name", which, names)]
         return self.runs[which]
+
+    @property
+    def groups(self) -> "dict[str, tuple[TrainingRun, ...]]":
+        """Runs that differ in their key alone, by setting."""
+        found: dict[str, tuple[TrainingRun, ...]] = {}
+        for run in self.runs:
+            found[run.setting] = (*found.get(run.setting, ()), run)
+        return found
 
     @property
     def verdict(self) -> str:

@@ -15,7 +15,7 @@ from gradflow.training.data import Text, text_of
 from gradflow.training.model import draw
 from gradflow.training.results import TrainingRun, TrainingRuns
 from gradflow.training.schedules import rates
-from gradflow.training.settings import VARIED, Settings, product
+from gradflow.training.settings import Settings, product
 from gradflow.training.steps import State
 from gradflow.training.store import SUFFIX, Arrays, Store
 
@@ -131,7 +131,7 @@ def _store(folder: Path | None, settings: Settings, text: Text, varied: list[str
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / (facts["name"].replace(", ", "_").replace(" ", "-") + SUFFIX)
     store = Store(path, facts)
-    store.settings["name"] = settings.name(varied or VARIED[:1])
+    store.settings["name"] = settings.name(("scheme", *varied))
     return store
 
 
@@ -156,7 +156,11 @@ def _ended(log: dict[int, Arrays], steps: int) -> bool:
 def _stretches(settings: Settings, text: Text, rate: np.ndarray, store: Store, done: int) -> Any:
     """Stretches of steps from ``done`` on, each given out as a log row and its first step; committed as they come."""
     program, steps = settings.program, settings.steps
-    train, held_out = jnp.asarray(text.train), jnp.asarray(text.held_out)
+    train = jnp.asarray(text.train)
+    fixed = {  # the same for all runs
+        name: jnp.stack([program.batch(part, jax.random.key(0), jnp.int32(i)) for i in range(BATCHES)])
+        for name, part in (("train", train), ("held_out", jnp.asarray(text.held_out)))
+    }
     model_key, data_key = jax.random.split(jax.random.key(settings.key))
     model, _ = draw(settings.stack, model_key, settings.tokens, program.batch(train, data_key, jnp.int32(0)))
     state = _restored(program.start(model), store.state())
@@ -170,8 +174,7 @@ def _stretches(settings: Settings, text: Text, rate: np.ndarray, store: Store, d
         step, done = done, done + count
         ended = done == steps or not np.isfinite(row["loss"]).all()
         if ended or done % apart == 0:
-            for name, part in (("train", train), ("held_out", held_out)):  # the same batches for all runs
-                row[name] = np.asarray(program.loss(state.model, part, jax.random.key(0), BATCHES))
+            row |= {name: np.asarray(program.loss(state.model, batches)) for name, batches in fixed.items()}
         pending[step] = row
         if ended or time.monotonic() - saved > SAVE:
             store.commit(pending, [np.asarray(leaf) for leaf in jax.tree.leaves(state)])

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from gradflow import checks
+from gradflow import checks, precision
 from gradflow.training.library import optax
 
 ORIGINAL = 4000  # warm-up steps of Vaswani et al. 2017 (1706.03762)
@@ -32,7 +32,8 @@ def rates(schedule: str, peak: float, warmup: int, steps: int) -> np.ndarray:
     The t-th step, from 0, has peak·(t + 1)/warmup while t < warmup: the first step is small, not zero.
     """
     checks.one_of("schedule", schedule, SCHEDULES)
-    after = SCHEDULES[schedule](peak, warmup, steps)
-    rise = optax().linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
-    whole = optax().join_schedules([rise, after], [warmup])
-    return np.asarray(jnp.broadcast_to(whole(jnp.arange(steps)), (steps,)), np.float32)
+    with precision.scope("float64"):  # optax takes the difference from the peak, of which float32 leaves few digits
+        after = SCHEDULES[schedule](peak, warmup, steps)
+        rise = optax().linear_schedule(peak / max(warmup, 1), peak, max(warmup - 1, 1))
+        whole = optax().join_schedules([rise, after], [warmup])
+        return np.asarray(jnp.broadcast_to(whole(jnp.arange(steps)), (steps,)), np.float32)

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, Int
 
 from gradflow.stack import Stack
 from gradflow.training import data, watch
@@ -69,13 +69,14 @@ class Program:
         """One step: the new state, the loss before it, the gradient, and the direction that the optimizer takes."""
         value, grad = self.gradient(state.model, self.batch(text, key, state.step))
         direction, moments = self.optimizer.transformation.update(grad, state.moments, state.model)
-        move = jax.tree.map(lambda leaf: -rates[state.step] * leaf, direction)
+        rate = rates[state.step].astype(self.stack.dtype)
+        move = jax.tree.map(lambda leaf: -rate * leaf, direction)
         return State(optax().apply_updates(state.model, move), moments, state.step + 1), value, grad, direction
 
     @functools.partial(jax.jit, static_argnums=0, donate_argnums=1)
     def stretch(self, state: State, text: Array, key: Array, rates: Array, count: Array) -> tuple[State, Array, dict]:
         """``count`` ≤ every steps from a state; their losses, (every,) with NaN behind them; the first step's figures."""
-        losses, figures = jnp.full(self.every, jnp.nan), {}
+        losses, figures = jnp.full(self.every, jnp.nan, self.stack.dtype), {}
 
         def one(i: Array, carry: tuple[State, Array]) -> tuple[State, Array]:
             state, losses = carry
@@ -93,7 +94,7 @@ class Program:
         state, losses = jax.lax.fori_loop(first, count, one, (state, losses))
         return state, losses, figures
 
-    @functools.partial(jax.jit, static_argnums=(0, 4))
-    def loss(self, model: Model, text: Array, key: Array, batches: int) -> Float[Array, ""]:
-        """Mean loss over fixed batches of a text."""
-        return jnp.mean(jax.lax.map(lambda i: loss(model, self.stack, self.batch(text, key, i)), jnp.arange(batches)))
+    @functools.partial(jax.jit, static_argnums=0)
+    def loss(self, model: Model, batches: Int[Array, "n sequences tokens+1"]) -> Float[Array, ""]:
+        """Mean loss over batches."""
+        return jnp.mean(jax.lax.map(lambda each: loss(model, self.stack, each), batches))

@@ -60,7 +60,7 @@ class Store:
 
     def commit(self, rows: Mapping[int, Arrays], state: list[np.ndarray]) -> None:
         """Append log rows by their first step, and replace the checkpoint."""
-        leaves = save({f"{i:04d}": np.ascontiguousarray(leaf) for i, leaf in enumerate(state)})
+        leaves = save({f"{i:04d}": np.array(leaf, order="C") for i, leaf in enumerate(state)})
         with self._base as base:
             base.executemany("INSERT INTO log VALUES (?, ?)", [(step, save(row)) for step, row in rows.items()])
             base.execute("INSERT OR REPLACE INTO run VALUES ('state', ?)", [leaves])

@@ -1,6 +1,6 @@
 """Training runs as tables of at most 100 columns."""
 
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 from rich.console import Group
@@ -78,23 +78,34 @@ def _spread(n: int) -> list[int]:
 
 
 def runs(c: TrainingRuns) -> Group:
-    """One row a run."""
-    columns = ("", "loss", "train", "held out", "1/‖u‖", "end", "exact", "least", "end", "cos tok", "moved")
+    """One row a setting, means over its keys."""
+    several = len(c) > len(c.groups)
+    columns = ("", *(("learn", "loss", "±") if several else ("loss",)), "held out")
+    columns += ("1/‖u‖", "end", "exact", "least", "end", "cos tok")
     shown = grid(f"Loss in nats a byte ({c[0].settings['unigram']:.3f}: their frequencies alone)", columns)
-    for r in c.runs:
-        shown.add_row(*_row(r))
+    for name, group in c.groups.items():
+        shown.add_row(name, *_row(group, several))
+    keys = "Means over keys, gains' geometric; ±: standard deviation. " if several else ""
     notes = [
-        "loss: mean of the last 50 steps. train, held out: at the end, on fixed batches. 1/‖u‖: at the first step, at the end. "
-        "exact: gain of the gradient, output to input: at the first step, least, at the end. cos tok: mean cosine of two tokens "
-        "of the last stream at the end. moved: what the first step does to that stream, relative."
+        f"{keys}loss: of the last 50 steps. held out: at the end, on fixed batches. 1/‖u‖: at the first step, at the end. exact: "
+        "gain of the gradient, output to input: at the first step, least, at the end. cos tok: mean cosine of two tokens of the "
+        "last stream at the end."
     ]
     return Group(heading(c[0]), "", shown, *map(Text, notes), "", Text(f"Verdict: {c.verdict}"))
 
 
-def _row(r: TrainingRun) -> list[Any]:
-    s = r.series
-    loss = f"{r.final_loss:.3f}" if r.diverged is None else f"NaN {r.diverged}"
-    ends = [f"{values[-1]:.3f}" if values.size else "–" for values in (r.train, r.held_out)]
-    figures = [*s["radius_gain"][[0, -1]], s["exact"][0], np.nanmin(s["exact"]), s["exact"][-1]]
-    figures += [s["token_cosine"][-1], s["stream_move"][0]]
-    return [r.name, loss, *ends, *(number(float(value), 2) for value in figures)]
+def _row(group: Sequence[TrainingRun], several: bool) -> list[str]:
+    losses = [r.final_loss for r in group]
+    loss = f"{np.mean(losses):.3f}" if np.isfinite(losses).all() else "diverges"
+    spread = f"{np.std(losses, ddof=1):.3f}" if len(group) > 1 and np.isfinite(losses).all() else "–"
+    learn = [f"{sum(r.learns for r in group)}/{len(group)}", loss, spread] if several else [loss]
+    held = [r.held_out[-1] for r in group if r.held_out.size]
+    rows = []
+    for r in group:
+        s = r.series
+        rows.append(
+            [*s["radius_gain"][[0, -1]], s["exact"][0], np.nanmin(s["exact"]), s["exact"][-1], s["token_cosine"][-1]]
+        )
+    with np.errstate(divide="ignore", invalid="ignore"):
+        means = [*np.exp(np.mean(np.log(rows), 0))[:-1], np.mean(rows, 0)[-1]]
+    return [*learn, f"{np.mean(held):.3f}" if held else "–", *(number(float(value), 2) for value in means)]

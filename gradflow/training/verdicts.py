@@ -51,7 +51,7 @@ def of_runs(runs: TrainingRuns) -> str:
         best = min(runs.runs, key=lambda run: run.final_loss if run.diverged is None else np.inf)
         which = "All learn" if good else "None learns"
         return f"{which}; the lowest loss is {best.final_loss:.3f} nats ({best.name})."
-    said = [f"{_names(good)} learn{'s' * (len(good) == 1)}; not so {_names(bad)}."]
+    said = [f"Learning: {_names(runs, good)}. Not learning: {_names(runs, bad)}."]
     for name, words in PARTING.items():
         ends = [[_typical(run, name) for run in kind] for kind in (bad, good)]
         low, high = sorted(ends, key=np.median)
@@ -77,6 +77,11 @@ def _range(values: Sequence[float]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _names(runs: Sequence[TrainingRun]) -> str:
-    names = [run.name.replace(", ", " with ", 1) for run in runs]
-    return f"{len(names)} runs" if len(names) > 4 else " and ".join(names)
+def _names(runs: TrainingRuns, kind: Sequence[TrainingRun]) -> str:
+    """Their settings; how many keys of it, where not all."""
+    found = []
+    for name, group in runs.groups.items():
+        n = sum(run in kind for run in group)
+        if n:
+            found.append(f"({name})" + f" in {n} of {len(group)}" * (n < len(group)))
+    return ", ".join(found)
