@@ -1,16 +1,26 @@
 """Questions about warm-up, each answered by runs of several seeds: `python benchmarks/training.py [NAME …] --out DIR`.
 
 Writes docs/training/NAME.json (settings, losses, the lens's series) and NAME.png. Runs are kept in DIR, and taken up again.
+--speed measures the price of the lens.
 """
 
 import argparse
+import dataclasses
+import inspect
 import json
+import time
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 import gradflow
+from gradflow import precision
+from gradflow.training.data import text_of
+from gradflow.training.model import draw
 from gradflow.training.results import TrainingRuns
+from gradflow.training.settings import Settings, product
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "training"
 SIX = {"depth": 6, "seeds": 3}
@@ -71,11 +81,52 @@ def summary(r):
     }
 
 
+def speed(pairs=40):
+    """Steps per second with the lens on every tenth step over those without it: ratio of medians, stretches in turn."""
+    (each,), _ = product(defaults() | {"depth": 6}, 1)
+    lens = each.program
+    programs, times = (lens, dataclasses.replace(lens, lens=False)), ([], [])
+    text, key = jnp.asarray(text_of(None, 128).train), jax.random.key(0)
+    rate = jnp.full(each.steps, 3e-3, jnp.float32)
+    with precision.scope(each.dtype):
+        model, _ = draw(each.stack, key, each.tokens, lens.batch(text, key, jnp.int32(0)))
+        start = lens.start(model)
+        for turn in range(pairs + 1):
+            for program, seconds in zip(programs, times, strict=True):
+                state = jax.tree.map(jnp.copy, start)
+                jax.block_until_ready(state)
+                began = time.perf_counter()
+                jax.block_until_ready(program.stretch(state, text, key, rate, jnp.int32(each.every)))
+                seconds += [time.perf_counter() - began] if turn else []  # the first compiles
+    watched, bare = (float(np.median(seconds)) for seconds in times)
+    ratios = np.array(times[1]) / np.array(times[0])
+    print(
+        f"6 blocks: {each.every / bare:.1f} steps/s bare, {each.every / watched:.1f} watched: {bare / watched:.3f} "
+        f"(medians; pairs' ratio from {np.quantile(ratios, 0.25):.2f} to {np.quantile(ratios, 0.75):.2f}, median "
+        f"{np.median(ratios):.3f})"
+    )
+    began, cpu = time.perf_counter(), time.process_time()
+    gradflow.warmup(depth=6, warmup=200)
+    wall, cpu = time.perf_counter() - began, time.process_time() - cpu
+    print(
+        f"the reference, 6 blocks and 400 steps, compilation and evaluations included: {wall:.0f} s, {cpu:.0f} s of CPU"
+    )
+
+
+def defaults():
+    """Defaults of `gradflow.warmup` that are settings of a run."""
+    parameters = inspect.signature(gradflow.warmup).parameters
+    return {name: parameters[name].default for name in Settings.__dataclass_fields__}
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", choices=[*EXPERIMENTS, []], help="of: " + ", ".join(EXPERIMENTS))
     parser.add_argument("--out", type=Path, default=Path("runs"))
+    parser.add_argument("--speed", action="store_true", help="measure the lens's price instead")
     arguments = parser.parse_args()
+    if arguments.speed:
+        return speed()
     DOCS.mkdir(exist_ok=True)
     for name in arguments.names or EXPERIMENTS:
         runs = run(name, arguments.out)

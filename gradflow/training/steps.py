@@ -60,10 +60,13 @@ class Program:
 
     def gradient(self, model: Model, batch: Array) -> tuple[Float[Array, ""], Model]:
         """Loss and its gradient in every weight; α, and β unless it is learned, are constants."""
-        value, grad = jax.value_and_grad(loss)(model, self.stack, batch)
-        fixed = {"alpha": jnp.zeros_like(grad.weights.alpha)}
-        fixed |= {} if self.learned else {"beta": jnp.zeros_like(grad.weights.beta)}
-        return value, replace(grad, weights=replace(grad.weights, **fixed))
+        fixed = ("alpha",) if self.learned else ("alpha", "beta")
+
+        def of(model: Model) -> Array:
+            constants = {name: jax.lax.stop_gradient(getattr(model.weights, name)) for name in fixed}
+            return loss(replace(model, weights=replace(model.weights, **constants)), self.stack, batch)
+
+        return jax.value_and_grad(of)(model)
 
     def step(self, state: State, text: Array, key: Array, rates: Array) -> tuple[State, Array, Model, Model]:
         """One step: the new state, the loss before it, the gradient, and the direction that the optimizer takes."""
