@@ -31,7 +31,7 @@ EXPERIMENTS = {
     "warm-up": [SIX | {"scheme": ["post-ln", "pre-ln"], "warmup": [0, 200]}],
     "optimizers": [
         SIX | {"optimizer": ["adam", "radam"], "warmup": [0, 200]},
-        SIX | {"optimizer": "sgd", "warmup": [0, 200], "lr": [0.1, 0.3]},
+        SIX | {"optimizer": "sgd", "warmup": [0, 200], "lr": [0.03, 0.1, 0.3]},
     ],
     "remedies": [SIX | {"scheme": ["post-ln", "admin", "admin-closed", "deepnorm"], "warmup": 0}],
     "deep": [

@@ -401,6 +401,11 @@ def test_bad_files_are_one_line(tmp_path, text, shell):
     refused(lambda: gradflow.training.read(tmp_path / "none.sqlite"), "path: no such file")
     (each,), _ = product(dict(DEFAULTS | SMALL), 1)
     file = tmp_path / (each.name().replace(", ", "_").replace(" ", "-") + ".sqlite")
+    with sqlite3.connect(tmp_path / "begun.sqlite") as base:
+        base.execute("CREATE TABLE run (name TEXT PRIMARY KEY, value BLOB)")
+        base.execute("INSERT INTO run VALUES ('settings', '{}')")
+    base.close()
+    refused(lambda: gradflow.training.read(tmp_path / "begun.sqlite"), "path: .*no steps yet")
     file.write_bytes(b"something else entirely" * 100)
     refused(lambda: gradflow.warmup(**SMALL, key=3, text=text, out=tmp_path), "out: .*cannot be used")
     for wrong, message in ((("--warmup", "0,x"), "warmup"), (("--lr", "x"), "lr"), (("--scheme", "prelm"), "pre-ln")):

@@ -86,5 +86,6 @@ def _file(path: Path) -> bytes:
 
 def batch(text: Array, key: Array, step: Array, sequences: int, tokens: int) -> Int[Array, "sequences tokens+1"]:
     """The batch of a step, a function of (key, step) alone: ``sequences`` windows of the text, each with its next byte."""
-    starts = jax.random.randint(jax.random.fold_in(key, step), (sequences, 1), 0, text.size - tokens)
+    # int32 whatever the precision: every one gets the very same batches
+    starts = jax.random.randint(jax.random.fold_in(key, step), (sequences, 1), 0, text.size - tokens, jnp.int32)
     return text[starts + jnp.arange(tokens + 1)].astype(jnp.int32)

@@ -160,8 +160,13 @@ def stack_for(
 
 def resized(stack: Stack, sequences: int) -> Stack:
     """The stack for batches of another size."""
-    block = (dataclasses.replace(b, number=sequences) if isinstance(b, Sequences) else b for b in stack.block)
-    return dataclasses.replace(stack, block=tuple(block))
+
+    def one(branch: Any) -> Any:
+        if hasattr(branch, "branches"):
+            return with_fields(branch, branches=tuple(map(one, branch.branches)))
+        return dataclasses.replace(branch, number=sequences) if isinstance(branch, Sequences) else branch
+
+    return dataclasses.replace(stack, block=tuple(map(one, stack.block)))
 
 
 def initial(block: Any, init: str, d: int) -> tuple[Branch, ...]:
@@ -172,10 +177,10 @@ def initial(block: Any, init: str, d: int) -> tuple[Branch, ...]:
 def _sequences(branch: Branch, heads: int, d: int, number: int) -> Branch:
     if branch.tokenwise:
         return branch
+    if hasattr(branch, "branches"):  # a sum: each part by itself
+        return with_fields(branch, branches=tuple(_sequences(b, heads, d, number) for b in branch.branches))  # type: ignore
     if not getattr(branch, "causal", False):
-        raise ValueError(
-            f"block: {branch.name!r} sees what it should predict; use attention:causal, alone in its sub-layer"
-        )
+        raise ValueError(f"block: {branch.name!r} sees what it should predict; use attention:causal")
     if isinstance(branch, Attention):
         branch = with_fields(branch, heads=heads)
         branch.heads_of(d)  # type: ignore[attr-defined]

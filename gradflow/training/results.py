@@ -59,17 +59,16 @@ class TrainingRun:
 
     @classmethod
     def from_log(cls, settings: dict[str, Any], log: Mapping[int, Arrays], rate: np.ndarray) -> "TrainingRun":
-        """From a store's rows."""
-        rows = list(log.values())
+        """From a store's rows, at least one."""
         watched = [(step, row) for step, row in log.items() if "net" in row]
-        figures = {name: np.stack([row[name] for _, row in watched]) for name in (watched[0][1] if watched else {})}
+        figures = {name: np.stack([row[name] for _, row in watched]) for name in watched[0][1]}
         evaluated = [(step + len(row["loss"]), row) for step, row in log.items() if "held_out" in row]
         for name in ("loss", "held_out", "train"):
             figures.pop(name, None)
         own = {name: figures.pop(name) for name in STEP_FIGURES if name in figures}
         return cls(
             settings,
-            np.concatenate([row["loss"] for row in rows]) if rows else np.empty(0, np.float32),
+            np.concatenate([row["loss"] for row in log.values()]),
             rate,
             np.array([step for step, _ in watched], int),
             Profile.from_rows(figures, settings["labels"], settings | OF_PROFILE),
@@ -249,7 +248,7 @@ def read(path: str | Path) -> TrainingRun:
     Raises
     ------
     ValueError
-        If there is no such file, or it is no run.
+        If there is no such file, it is no run, or it has no steps yet.
     """
     from gradflow.training.schedules import rates
 
@@ -257,7 +256,8 @@ def read(path: str | Path) -> TrainingRun:
     if not file.is_file():
         raise ValueError(f"path: no such file {str(path)!r}; runs are the .sqlite files in a folder that --out named")
     store = Store(file)
-    s = store.settings
-    found = TrainingRun.from_log(s, store.log(), rates(s["schedule"], s["lr"], s["warmup"], s["steps"]))
+    s, log = store.settings, store.log()
     store.close()
-    return found
+    if not log:
+        raise ValueError(f"path: {str(path)!r} has no steps yet")
+    return TrainingRun.from_log(s, log, rates(s["schedule"], s["lr"], s["warmup"], s["steps"]))

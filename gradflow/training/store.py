@@ -61,9 +61,14 @@ class Store:
     def commit(self, rows: Mapping[int, Arrays], state: list[np.ndarray]) -> None:
         """Append log rows by their first step, and replace the checkpoint."""
         leaves = save({f"{i:04d}": np.array(leaf, order="C") for i, leaf in enumerate(state)})
-        with self._base as base:
-            base.executemany("INSERT INTO log VALUES (?, ?)", [(step, save(row)) for step, row in rows.items()])
-            base.execute("INSERT OR REPLACE INTO run VALUES ('state', ?)", [leaves])
+        try:
+            with self._base as base:
+                base.executemany("INSERT INTO log VALUES (?, ?)", [(step, save(row)) for step, row in rows.items()])
+                base.execute("INSERT OR REPLACE INTO run VALUES ('state', ?)", [leaves])
+        except sqlite3.IntegrityError:
+            raise ValueError(f"out: another process is at work on {str(self.path)!r}; wait for it") from None
+        except sqlite3.Error as error:
+            raise ValueError(f"out: {str(self.path)!r} cannot be written ({error})") from None
 
     def log(self) -> dict[int, Arrays]:
         """All rows, by step."""

@@ -24,8 +24,6 @@ def outcome(run: TrainingRun) -> str:
 def reason(run: TrainingRun) -> str:
     """The figures that matter most: what the first step did, and the least gain of the gradient on the way."""
     s = run.series
-    if not run.steps.size:
-        return ""
     worst = int(np.argmin(np.nan_to_num(s["exact"], nan=np.inf)))
     said = [
         f"Its first step moves the last stream by {number(100 * s['stream_move'][0], 3)} % and pre-activations by "
