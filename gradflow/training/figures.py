@@ -24,7 +24,7 @@ SMOOTH = 10
 
 def runs(c: TrainingRuns) -> Figure:
     """Six panels over steps on a log axis; runs that differ in their key alone share a colour."""
-    picture = plots.Picture(figsize=(12.5, 7), layout="constrained")
+    picture = plots.Picture(figsize=(11.5, 6.4), layout="constrained")
     axes = dict(zip(PANELS, picture.subplots(2, 3, sharex=True).ravel(), strict=True))
     groups = list(c.groups)
     colours = mpl.colormaps["tab10" if len(groups) <= 10 else "tab20"].colors  # type: ignore[attr-defined]
@@ -47,9 +47,14 @@ def runs(c: TrainingRuns) -> Figure:
     for name in [*PANELS][3:]:
         axes[name].set_xlabel("step (from 1)")
     picture.legend(loc="outside lower center", ncols=min(len(groups), 4), fontsize=8.5, frameon=False)
-    s = c[0].settings
-    picture.suptitle(f"{s['branch']}, {s['depth']} blocks, d = {s['d']}, {s['optimizer']}, lr {s['lr']:g}", fontsize=11)
+    each = [_facts(r) for r in c.runs]
+    picture.suptitle(", ".join(fact for fact in each[0] if all(fact in facts for facts in each)), fontsize=11)
     return picture
+
+
+def _facts(r: TrainingRun) -> list[str]:
+    s = r.settings
+    return [s["branch"], f"{s['depth']} blocks", f"d = {s['d']}", s["scheme"], s["optimizer"], f"lr {s['lr']:g}"]
 
 
 def _loss(ax: Axes, r: TrainingRun, style: dict[str, Any]) -> None:

@@ -13,18 +13,23 @@ SHOWN = 12  # watched steps in a table
 DIGITS: dict[str, int] = dict.fromkeys(("weight_grad", "update_rms", "stream_move", "preactivation"), 2)
 
 
-def heading(run: TrainingRun) -> Text:
-    """What was run, in a few lines."""
+def heading(runs: Sequence[TrainingRun]) -> Text:
+    """What all of these have in common, in a few lines."""
+    each = [_facts(run) for run in runs]
+    return Text(" · ".join(fact for fact in each[0] if all(fact in facts for facts in each)), style="dim")
+
+
+def _facts(run: TrainingRun) -> list[str]:
+    """What was run."""
     s = run.settings
     decay = f", weight decay {s['weight_decay']:g}" if s["optimizer"] == "adamw" else ""
     betas = f"momentum {s['b1']:g}" if s["optimizer"] == "sgd" else f"{s['b1']:g}, {s['b2']:g}{decay}"
-    parts = [
+    return [
         f"byte-level language model on {s['text']} ({s['text_digest']})",
         *(f"f = {s['branch']}", f"{s['norm']} (ε = {s['eps']:g})", f"init {s['init']}", f"{s['depth']} blocks"),
         *(f"d = {s['d']}", f"{s['heads']} heads", f"{s['batch']} sequences of {s['tokens']}"),
         *(f"{s['optimizer']}({betas})", f"{s['schedule']} schedule", f"{s['steps']} steps", s["dtype"]),
     ]
-    return Text(" · ".join(parts), style="dim")
 
 
 def run(r: TrainingRun) -> Group:
@@ -50,7 +55,7 @@ def run(r: TrainingRun) -> Group:
         figures = ("radius_gain", "token_cosine", "exact", "trunk", "bound", "weight_grad", "update_rms", "stream_move")
         cells = [number(float(series[name][i]), DIGITS.get(name, 3)) for name in (*figures, "preactivation")]
         shown.add_row(str(step), number(float(r.rate[step]), 3), f"{r.loss[step]:.3f}", *cells)
-    return Group(heading(r), "", shown, *map(Text, [*_losses(r), NOTE]), "", Text(f"Verdict: {r.verdict}"))
+    return Group(heading([r]), "", shown, *map(Text, [*_losses(r), NOTE]), "", Text(f"Verdict: {r.verdict}"))
 
 
 NOTE = (
@@ -80,18 +85,16 @@ def _spread(n: int) -> list[int]:
 def runs(c: TrainingRuns) -> Group:
     """One row a setting, means over its keys."""
     several = len(c) > len(c.groups)
-    columns = ("", *(("learn", "loss", "±") if several else ("loss",)), "held out")
-    columns += ("1/‖u‖", "end", "exact", "least", "end", "cos tok")
+    columns = ("", *(("learn", "loss", "±") if several else ("loss",)), "held", "1/‖u‖", "exact", "least", "cos tok")
     shown = grid(f"Loss in nats a byte ({c[0].settings['unigram']:.3f}: their frequencies alone)", columns)
     for name, group in c.groups.items():
         shown.add_row(name, *_row(group, several))
     keys = "Means over keys, gains' geometric; ±: standard deviation. " if several else ""
     notes = [
-        f"{keys}loss: of the last 50 steps. held out: at the end, on fixed batches. 1/‖u‖: at the first step, at the end. exact: "
-        "gain of the gradient, output to input: at the first step, least, at the end. cos tok: mean cosine of two tokens of the "
-        "last stream at the end."
+        f"{keys}loss: of the last 50 steps. held: held out, at the end, on fixed batches. 1/‖u‖, exact (gain of the gradient, "
+        "output to input) and cos tok (mean cosine of two tokens of the last stream): at the end. least: of exact, on the way."
     ]
-    return Group(heading(c[0]), "", shown, *map(Text, notes), "", Text(f"Verdict: {c.verdict}"))
+    return Group(heading(c.runs), "", shown, *map(Text, notes), "", Text(f"Verdict: {c.verdict}"))
 
 
 def _row(group: Sequence[TrainingRun], several: bool) -> list[str]:
@@ -103,9 +106,7 @@ def _row(group: Sequence[TrainingRun], several: bool) -> list[str]:
     rows = []
     for r in group:
         s = r.series
-        rows.append(
-            [*s["radius_gain"][[0, -1]], s["exact"][0], np.nanmin(s["exact"]), s["exact"][-1], s["token_cosine"][-1]]
-        )
+        rows.append([s["radius_gain"][-1], s["exact"][-1], np.nanmin(s["exact"]), s["token_cosine"][-1]])
     with np.errstate(divide="ignore", invalid="ignore"):
         means = [*np.exp(np.mean(np.log(rows), 0))[:-1], np.mean(rows, 0)[-1]]
     return [*learn, f"{np.mean(held):.3f}" if held else "–", *(number(float(value), 2) for value in means)]
