@@ -21,6 +21,7 @@ _PUBLIC = {
     "spectrum": "gradflow.spectra.choice",
     "sweep": "gradflow.sweep_run",
     "derive": "gradflow.symbolic",
+    "warmup": "gradflow.training.run",
     "Audit": "gradflow.audits",
     "Comparison": "gradflow.comparisons",
     "Design": "gradflow.designs",
@@ -34,8 +35,10 @@ _PUBLIC = {
     "Stack": "gradflow.stack",
     "Subspaces": "gradflow.splits",
     "Sweep": "gradflow.sweeps",
+    "TrainingRun": "gradflow.training.results",
+    "TrainingRuns": "gradflow.training.results",
 }
-_MODULES = ("adapters", "branches", "checkpoints", "norms", "schemes", "stack", "symbolic")
+_MODULES = ("adapters", "branches", "checkpoints", "norms", "schemes", "stack", "symbolic", "training")
 
 __all__ = [
     "Audit",
@@ -51,6 +54,8 @@ __all__ = [
     "Stack",
     "Subspaces",
     "Sweep",
+    "TrainingRun",
+    "TrainingRuns",
     "__version__",
     "adapters",
     "audit",
@@ -70,10 +75,12 @@ __all__ = [
     "subspaces",
     "sweep",
     "symbolic",
+    "training",
+    "warmup",
 ]
 
 if TYPE_CHECKING:
-    from gradflow import adapters, branches, checkpoints, norms, schemes, stack, symbolic
+    from gradflow import adapters, branches, checkpoints, norms, schemes, stack, symbolic, training
     from gradflow.audits import Audit, audit
     from gradflow.chains import Residual
     from gradflow.comparisons import Comparison, compare
@@ -93,6 +100,8 @@ if TYPE_CHECKING:
     from gradflow.sweep_run import sweep
     from gradflow.sweeps import Sweep
     from gradflow.symbolic import derive
+    from gradflow.training.results import TrainingRun, TrainingRuns
+    from gradflow.training.run import warmup
 
 
 def __getattr__(name: str) -> Any:

@@ -9,7 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from gradflow import shell
+from gradflow.options import Block, Dtype, FinalNorm, Init, Json, Key, Memory, MemoryCosine, Plot
 from gradflow.spectra.shell import spectrum
+from gradflow.sweep_shell import sweep
+from gradflow.training.shell import warmup
 
 app = typer.Typer(
     help="Gradient flow through deep residual networks: law, exact product and factors side by side.",
@@ -18,17 +21,6 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-
-
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Plot = Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")]
-Key = Annotated[int, typer.Option(help="The integer that all randomness comes from.")]
-FinalNorm = Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")]
-Dtype = Annotated[str, typer.Option(help="float64 or float32.")]
-Init = Annotated[str, typer.Option(help="unit, xavier, he, gpt2 or torch.")]
-Block = Annotated[str, typer.Option(help="Branches of one block.")]
-Memory = Annotated[int | None, typer.Option(help="Tokens of cross-attention's memory.  [default: 32]")]
-MemoryCosine = Annotated[float | None, typer.Option(help="Cosine of every two of them.  [default: 0]")]
 
 
 class Reading(StrEnum):
@@ -95,7 +87,7 @@ def contraction(
     from gradflow.contractions import ContractionSweep
 
     shell.check_plot(plot)
-    depths = [] if depth is None else shell.numbers("depth", depth)
+    depths = [] if depth is None else shell.numbers("depth", depth, int)
     sizes: dict[str, Any] = {"depth": depths if len(depths) > 1 else depths[0]} if depths else {}
     sizes |= {} if d is None else {"d": d}
     with shell.progress("measuring networks") as progress:
@@ -358,9 +350,6 @@ def subspaces(
     shell.emit(result, split_report.table(result), as_json, plot)
 
 
-app.command()(spectrum)
-
-
 @app.command()
 def compare(
     schemes: Annotated[
@@ -395,53 +384,8 @@ def compare(
     shell.emit(result, comparison_report.table(result), as_json, plot)
 
 
-@app.command()
-def sweep(
-    schemes: Annotated[
-        list[str] | None, typer.Argument(help="post-ln, pre-ln, …, all, streams; none: read the file alone.")
-    ] = None,
-    block: Annotated[
-        list[str] | None, typer.Option(help="Branches of one block; again for each further.  [default: mlp:relu]")
-    ] = None,
-    depth: Annotated[str | None, typer.Option(help="Blocks, as in 6,12,24.  [default: 24]")] = None,
-    width: Annotated[str | None, typer.Option("--width", "--d", help="As in 64,128.  [default: 128]")] = None,
-    seeds: Annotated[int | None, typer.Option(help="Networks of each.  [default: 4]")] = None,
-    out: Annotated[Path, typer.Option(help="The file; what it holds is not run again.")] = Path("sweep.sqlite"),
-    norm: Annotated[str | None, typer.Option(help="layernorm, rms, dyt or none.  [default: layernorm]")] = None,
-    init: Annotated[str | None, typer.Option(help="unit, xavier, he, gpt2 or torch.  [default: unit]")] = None,
-    final_norm: Annotated[
-        bool | None, typer.Option("--final-norm", help="A norm after the last sub-layer, in all.")
-    ] = None,
-    tokens: Annotated[int | None, typer.Option(help="Tokens of the state.  [default: 1]")] = None,
-    token_cosine: Annotated[
-        float | None, typer.Option(help="Cosine of every two tokens of the input.  [default: 0]")
-    ] = None,
-    cotangent_cosine: Annotated[
-        float | None, typer.Option(help="Cosine of every two tokens' cotangents.  [default: 0]")
-    ] = None,
-    memory: Memory = None,
-    memory_cosine: MemoryCosine = None,
-    key: Annotated[int | None, typer.Option(help="The integer that all randomness comes from.  [default: 0]")] = None,
-    dtype: Annotated[str | None, typer.Option(help="float64 or float32.  [default: float64]")] = None,
-    retry: Annotated[bool | None, typer.Option("--retry", help="Run cases again that failed before.")] = None,
-    csv: Annotated[Path | None, typer.Option(help="Write the rows: FILE.csv.")] = None,
-    parquet: Annotated[Path | None, typer.Option(help="Write the rows: FILE.parquet (needs pyarrow).")] = None,
-    as_json: Json = False,
-    plot: Plot = None,
-) -> None:
-    """Scheme × block × depth × width × seed, a row on disk for each network as soon as it is measured.
-
-    A sweep that was stopped, at whatever moment, goes on when the same command is given again; it may also grow. Exit code 1 if
-    a network could not be measured.
-    """
-    from gradflow import sweep_shell
-
-    asked: dict[str, Any] = {"norm": norm, "init": init, "final_norm": final_norm, "tokens": tokens, "seeds": seeds}
-    asked |= {"token_cosine": token_cosine, "cotangent_cosine": cotangent_cosine, "key": key, "dtype": dtype}
-    asked |= {"retry": retry, "memory": memory, "memory_cosine": memory_cosine, "blocks": block}
-    asked |= {f"{n}s": None if v is None else shell.numbers(n, v) for n, v in (("depth", depth), ("width", width))}
-    given = {name: value for name, value in asked.items() if value not in (None, [])}
-    sweep_shell.sweep(schemes or [], given, out, csv, parquet, as_json, plot)
+for command in (spectrum, sweep, warmup):
+    app.command()(command)
 
 
 @app.command()

@@ -70,6 +70,15 @@ def emit(result: Any, renderable: Any, as_json: bool, plot: Path | None) -> None
             typer.echo(f"Figure written to {plot}", err=True)
 
 
+def numbers(argument: str, text: str, kind: type) -> list[Any]:
+    """The numbers of an option that takes one or several."""
+    try:
+        return [kind(part) for part in text.split(",")]
+    except ValueError:
+        example, what = ("6,12,24", "a whole number") if kind is int else ("1e-3,3e-3", "a number")
+        raise ValueError(f"{argument}: needs {what}, or several as in {example}, got {text!r}") from None
+
+
 def block(text: str, memory: int | None, cosine: float | None) -> list[Any]:
     """Branches by name, cross-attention's with the memory asked for."""
     from dataclasses import replace
@@ -93,11 +102,3 @@ def rows(names: list[str]) -> list[str]:
 
     groups = {"all": list(BY_NAME), "streams": list(streams.BY_NAME)}
     return [name for group in names for name in groups.get(group, [group])]
-
-
-def numbers(argument: str, text: str) -> list[int]:
-    """Whole numbers with commas between."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{argument}: needs a whole number, or several as in 6,12,24, got {text!r}") from None

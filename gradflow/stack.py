@@ -277,7 +277,7 @@ class Stack:
         """``lax.scan`` of ``body(part, carry, x)`` over the blocks; one scan for each part."""
         parts = self.parts()
         if len(parts) == 1:
-            return jax.lax.scan(functools.partial(body, self), carry, xs, reverse=reverse)
+            return jax.lax.scan(functools.partial(body, parts[0][1]), carry, xs, reverse=reverse)
         rows = []
         for blocks, part in parts[::-1] if reverse else parts:
             piece = jax.tree.map(lambda leaf, blocks=blocks: leaf[blocks], xs)

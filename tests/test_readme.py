@@ -161,7 +161,16 @@ def test_every_shell_line_is_one_the_shell_takes(line):
 
 PYTHON = [
     pytest.param(page, i, marks=pytest.mark.slow)
-    if any(late in b[1] for late in ("gradflow.law(scheme, block", "depth=24, d=512", "gradflow.contraction(6, 64", "gradflow.spectrum(stack", "gradflow.sweep("))
+    if any(
+        late in b[1]
+        for late in (
+            "gradflow.law(scheme, block",
+            "depth=24, d=512",
+            "gradflow.contraction(6, 64",
+            "gradflow.spectrum(stack",
+            "gradflow.sweep(",
+        )
+    )
     else (page, i)
     for page in ("README.md", "CONTRIBUTING.md")
     for i, b in enumerate(blocks(page))
@@ -178,7 +187,15 @@ def test_python_runs_and_prints_what_stands_below(page, i, folder):
     assert differences(below, out.getvalue()) == []
 
 
-LATE = ("gradflow compare", "gradflow subspaces", "gradflow profile", "--reading alignment", "--depth 96", "gradflow sweep", "gradflow spectrum")
+LATE = (
+    "gradflow compare",
+    "gradflow subspaces",
+    "gradflow profile",
+    "--reading alignment",
+    "--depth 96",
+    "gradflow sweep",
+    "gradflow spectrum",
+)
 
 
 def shell_blocks():

@@ -6,11 +6,12 @@ from typing import Annotated, Any
 import typer
 
 from gradflow import shell
+from gradflow.options import Block, Dtype, FinalNorm, Json, Key, Plot
 
 
 def spectrum(
     model: Annotated[str, typer.Argument(help="A row of the catalogue, or a checkpoint's folder.")] = "post-ln",
-    block: Annotated[str, typer.Option(help="Branches of one block.")] = "mlp:gelu",
+    block: Block = "mlp:gelu",
     depth: Annotated[int, typer.Option(help="Blocks.")] = 24,
     d: Annotated[int, typer.Option(help="Width.")] = 512,
     tokens: Annotated[int, typer.Option(help="Tokens of the state.")] = 1,
@@ -22,10 +23,10 @@ def spectrum(
     ] = None,
     norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
     eps: Annotated[float, typer.Option(help="ε of the norms.")] = 0.0,
-    final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")] = False,
+    final_norm: FinalNorm = False,
     seeds: Annotated[int, typer.Option(help="Random networks.")] = 1,
-    key: Annotated[int, typer.Option(help="The integer that all randomness comes from.")] = 0,
-    dtype: Annotated[str, typer.Option(help="float64 or float32.")] = "float64",
+    key: Key = 0,
+    dtype: Dtype = "float64",
     pairs: Annotated[int | None, typer.Option(help="Steps of Lanczos.  [default: 2·top + 12]")] = None,
     probes: Annotated[int, typer.Option(help="Random vectors for the rms gain (matrix-free).")] = 16,
     trace: Annotated[str, typer.Option(help="hutchinson or xtrace.")] = "hutchinson",
@@ -34,8 +35,8 @@ def spectrum(
     limit: Annotated[float, typer.Option(help="Seconds above which a forecast is refused.")] = 600.0,
     force: Annotated[bool, typer.Option("--force", help="Run whatever the forecast says.")] = False,
     forecast: Annotated[bool, typer.Option("--forecast", help="Say what each way would cost; run none.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")] = None,
+    as_json: Json = False,
+    plot: Plot = None,
 ) -> None:
     """Singular values or Lyapunov exponents of the whole-depth Jacobian, with their errors and their cost."""
     from gradflow.spectra import choice, report

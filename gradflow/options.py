@@ -1,0 +1,16 @@
+"""Options that several commands of the shell share."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+Plot = Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")]
+Key = Annotated[int, typer.Option(help="The integer that all randomness comes from.")]
+FinalNorm = Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")]
+Dtype = Annotated[str, typer.Option(help="float64 or float32.")]
+Init = Annotated[str, typer.Option(help="unit, xavier, he, gpt2 or torch.")]
+Block = Annotated[str, typer.Option(help="Branches of one block.")]
+Memory = Annotated[int | None, typer.Option(help="Tokens of cross-attention's memory.  [default: 32]")]
+MemoryCosine = Annotated[float | None, typer.Option(help="Cosine of every two of them.  [default: 0]")]

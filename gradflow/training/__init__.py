@@ -1,0 +1,16 @@
+"""Training under the lens: a small causal language model on any scheme's stack, and its factors while it learns.
+
+    data → model, optimizers, schedules → watch, steps (jitted) → settings → run (loop, resume; store) → results → tables, figures
+
+`gradflow.warmup` is the public call; `read` opens a stored run.
+"""
+
+from pathlib import Path
+from typing import Any
+
+
+def read(path: str | Path) -> Any:
+    """A stored run, finished or not, as `gradflow.TrainingRun` (`gradflow.training.results.read`)."""
+    from gradflow.training import results  # not at the top: the shell's --help passes here
+
+    return results.read(path)
