@@ -159,18 +159,16 @@ def test_every_shell_line_is_one_the_shell_takes(line):
         parser.make_context(command, arguments, resilient_parsing=False)
 
 
+LONG = (
+    "gradflow.law(scheme, block",
+    "depth=24, d=512",
+    "gradflow.contraction(6, 64",
+    "gradflow.spectrum(",
+    "gradflow.sweep(",
+)
 PYTHON = [
     pytest.param(page, i, marks=pytest.mark.slow)
-    if any(
-        late in b[1]
-        for late in (
-            "gradflow.law(scheme, block",
-            "depth=24, d=512",
-            "gradflow.contraction(6, 64",
-            "gradflow.spectrum(stack",
-            "gradflow.sweep(",
-        )
-    )
+    if any(long in b[1] for long in (*LONG, "gradflow.warmup("))
     else (page, i)
     for page in ("README.md", "CONTRIBUTING.md")
     for i, b in enumerate(blocks(page))
