@@ -11,8 +11,7 @@ import numpy as np
 
 from gradflow import audits, checks
 from gradflow.audits import SCHEMA, VERSION, Audit
-from gradflow.checkpoints.config import sizes
-from gradflow.checkpoints.families import FAMILIES, family_of
+from gradflow.checkpoints.families import FAMILIES, plan_of
 from gradflow.checkpoints.folder import read
 from gradflow.factors import FACTORS
 from gradflow.factors import safe_log as log
@@ -247,15 +246,14 @@ def check(baseline: str | Path, path: str | Path | None = None, band: float = BA
 
 def _comparable(held: Baseline, source: str | Path) -> None:
     """Refuse a model of another family, depth or width by its config alone."""
-    config = read(source).config
-    family = family_of(config)
+    family, plan = plan_of(read(source).config)
     if family.name != held.family:
         raise ValueError(f"baseline: is of a {held.family} model, this one is {family.name}; save a baseline of it")
-    found = sizes(family, config)
+    found = plan.sizes()
     for name in SHAPE:
-        if getattr(found, name) != held.sizes.get(name):
+        if found[name] != held.sizes.get(name):
             raise ValueError(
-                f"baseline: is of a model with {name} {held.sizes.get(name)!r}, this one has {getattr(found, name)}; "
+                f"baseline: is of a model with {name} {held.sizes.get(name)!r}, this one has {found[name]}; "
                 "save a baseline of it"
             )
 

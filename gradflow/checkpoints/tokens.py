@@ -19,6 +19,21 @@ def fits(count: int, positions: int) -> None:
         )
 
 
+def checked(ids: Any, vocab: int, positions: int) -> np.ndarray:
+    """One text's token ids, (tokens,), where both tables have room for them."""
+    try:
+        given = np.asarray(ids)
+    except ValueError:
+        given = np.empty((0, 0))
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise ValueError("ids: needs one row of whole numbers, the token ids of one text")
+    fits(given.size, positions)
+    if given.min() < 0 or given.max() >= vocab:
+        bad = given[(given < 0) | (given >= vocab)][0]
+        raise ValueError(f"ids: {bad} is outside the embedding's {vocab} rows; is the tokenizer this model's?")
+    return given.astype(np.int64)
+
+
 def encode(folder: Path, text: str) -> np.ndarray:
     """Token ids of one text, with the special tokens that the model's tokenizer puts around it.
 
