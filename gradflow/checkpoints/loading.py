@@ -100,7 +100,7 @@ class _Reader:
         if not isinstance(plan.mlp, Experts):
             return _named(one())
         each = [one(e=e) for e in range(plan.mlp.number)]
-        wide = {n: (np.concatenate([expert[n][0] for expert in each], n == "out"), None) for n in parts}
+        wide = {n: (np.concatenate([expert[n][0] for expert in each], int(n == "out")), None) for n in parts}
         return _named(wide | {"router": self.affine(block + str(family.router), plan.mlp.number, plan.d, False)})
 
     def block(self, l: int) -> tuple[list[dict[str, np.ndarray]], list[list[tuple[np.ndarray, np.ndarray]]]]:

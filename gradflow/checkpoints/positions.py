@@ -58,6 +58,12 @@ def turns(settings: Mapping[str, Any], size: int) -> np.ndarray:
     return plain / given.get("factor", 1.0)
 
 
+def scaled(config: Config) -> bool:
+    """Whether the frequencies are other than their base says."""
+    stated = config.get(ROPE) or config.get("rope_scaling")
+    return isinstance(stated, Mapping) and stated.get("rope_type", stated.get("type", "default")) != "default"
+
+
 def rope(config: Config, s: Sizes, size: int, base: str = "rope_theta", share: str | None = None) -> np.ndarray:
     """The same frequencies in every block, (depth, pairs), by either way of stating them."""
     settings = config.get(ROPE)
