@@ -29,7 +29,8 @@ _NOTE = (
 
 def audit(a: Audit) -> Group:
     """One screen: what was run, the gains end to end, the factors of every sub-layer, the verdict."""
-    return Group(_heading(a), "", _gains(a), _factors(a.profile), _note(a.profile), "", Text(f"Verdict: {a.verdict}"))
+    factors = _factors(a.profile, BY_NAME[a.settings["scheme"]].norm_out)
+    return Group(_heading(a), "", _gains(a), factors, _note(a.profile), "", Text(f"Verdict: {a.verdict}"))
 
 
 def _heading(a: Audit) -> Text:
@@ -78,7 +79,7 @@ def end(p: Profile, name: str) -> float:
     return float(np.exp(np.mean(getattr(p, f"log_{name}")[:, 0])))
 
 
-def _factors(p: Profile) -> Table:
+def _factors(p: Profile, on_identity: bool) -> Table:
     """One row a sub-layer; the middle of a deep model is left out."""
 
     def mean(name: str) -> np.ndarray:
@@ -96,7 +97,7 @@ def _factors(p: Profile) -> Table:
         "branch": mean("branch"),
         "net": mean("net"),
         "exact": mean("exact"),
-        "trunk": mean("trunk"),
+        **({"trunk": mean("trunk")} if on_identity else {}),  # else it is the final norm's net everywhere
     }
     table = grid("Factors per sub-layer, input to output", ("", *columns))
     n, half = len(p.labels), ROWS_SHOWN // 2

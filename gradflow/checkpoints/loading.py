@@ -1,7 +1,7 @@
 """From a folder to a `Checkpoint`: every tensor by its family's name for it, its shape held against the config."""
 
 from collections.abc import Callable, Container
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from gradflow import precision
 from gradflow.branches import joined
 from gradflow.checkpoints.families import plan_of
 from gradflow.checkpoints.folder import Folder, read
+from gradflow.checkpoints.ggufs import Gguf
 from gradflow.checkpoints.model import Checkpoint, Embedding, Head, Transform
 from gradflow.checkpoints.plan import Family, Plan
 from gradflow.experts import Experts
@@ -27,7 +28,7 @@ Affine = tuple[np.ndarray, np.ndarray | None]
 class _Reader:
     """Reads a family's modules; every shape is held against the config before the tensor is read."""
 
-    folder: Folder
+    folder: Folder | Gguf
     family: Family
     plan: Plan
     used: set[str] = field(default_factory=set)
@@ -234,6 +235,7 @@ def load(path: str | Path) -> Checkpoint:
     """
     folder = read(path)
     family, plan = plan_of(folder.config)
+    plan = replace(plan, fixture=folder.fixture or plan.fixture)
     reader = _Reader(folder, family, plan)
     reader.refuse_other_depth()
     with precision.scope("float64"):
