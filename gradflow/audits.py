@@ -15,7 +15,7 @@ from gradflow import checks, precision, profiles
 from gradflow.checkpoints import Checkpoint, Parity, against, gate, load, losses, tokens
 from gradflow.checkpoints.families import plan_of
 from gradflow.checkpoints.folder import read
-from gradflow.checkpoints.loading import has_head
+from gradflow.checkpoints.loading import checked, has_head
 from gradflow.factors import FACTORS, Profile, plain
 
 SCHEMA, VERSION = "gradflow.audit", 1
@@ -138,6 +138,7 @@ def audit(
     probes: int = 1,
     key: int = 0,
     reference: str | Path | None = None,
+    memory: float | None = None,
 ) -> Audit:
     """Follow the gradient back through a trained transformer and name the sub-layer and the factor that lose it.
 
@@ -166,6 +167,8 @@ def audit(
         What all randomness comes from.
     reference : str or Path, optional
         An ``.npz`` of outputs of these very weights, recorded elsewhere (`gradflow.checkpoints.against`).
+    memory : float, optional
+        The most that it may take, in GiB; by default nine tenths of what is free.
 
     Returns
     -------
@@ -184,7 +187,8 @@ def audit(
     checks.integer("probes", probes, 1)
     checks.key(key)
     rows, cotangent = _readable(path, texts, given, cotangent, probes)
-    checkpoint = load(path)
+    checked(path, memory, (len(rows), max(row.size for row in rows)))
+    checkpoint = load(path, memory)
     parity = _gate(checkpoint.plan.fixture)
     if reference is not None:
         parity = against(checkpoint, reference)

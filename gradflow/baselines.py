@@ -43,7 +43,7 @@ class Baseline:
     family, sizes
         What the model was.
     call : mapping
-        ``text``, ``cotangent``, ``probes`` and ``key``: with the model, all that an audit takes.
+        ``text`` or ``ids``, ``cotangent``, ``probes`` and ``key``: with the model, all that an audit takes.
     labels : tuple of str
         One a sub-layer.
     ids : list
@@ -180,17 +180,18 @@ def load(path: str | Path) -> Baseline:
         )
     model, call, profile = (_part(held, name, dict) for name in ("model", "call", "profile"))
     texts, labels, ids = _part(call, "text", list), _part(profile, "labels", list), _part(held, "ids", list)
-    if not texts or not all(isinstance(text, str) for text in texts):
+    if not (texts or ids) or not all(isinstance(text, str) for text in texts):
         raise ValueError("baseline: 'text' needs a list of texts; save the audit again")
     if not labels or not all(isinstance(label, str) for label in labels):
         raise ValueError("baseline: 'labels' needs a list of names; save the audit again")
     settings = {
-        "text": texts,
+        "text": texts or None,
+        "ids": None if texts else ids,
         "cotangent": checks.one_of("baseline: 'cotangent'", _part(call, "cotangent", str), audits.COTANGENTS),
         "probes": checks.integer("baseline: 'probes'", call.get("probes"), 1),
         "key": checks.key(call.get("key")),
     }
-    n, S = len(texts), len(labels)
+    n, S = len(texts or ids), len(labels)
     logs = {name: _figure(profile, name, (n, S)) for name in FACTORS}
     logs |= {name: _figure(profile, name, (n, S + 1))[0] for name in ENDS}
     return Baseline(

@@ -207,6 +207,9 @@ def audit(
     reference: Annotated[
         Path | None, typer.Option(help="An .npz of outputs of these weights, recorded elsewhere, to be reproduced.")
     ] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="Most that it may take, in GiB; else 9/10 of what is free.")
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Write a baseline for 'gradflow check': FILE.json.")] = None,
     as_json: Json = False,
     plot: Plot = None,
@@ -224,7 +227,8 @@ def audit(
         baselines.check_path(save)
     with shell.progress("auditing"):
         sent = None if cotangent is None else cotangent.value
-        result = audits.audit(path, texts, ids=rows, cotangent=sent, probes=probes, key=key, reference=reference)
+        options = {"cotangent": sent, "probes": probes, "key": key, "reference": reference, "memory": memory}
+        result = audits.audit(path, texts, ids=rows, **options)
     if save is not None:
         result.save(save)
     shell.emit(result, audit_report.audit(result), as_json, plot)

@@ -11,6 +11,7 @@ import numpy as np
 
 from gradflow import precision
 from gradflow.branches import joined
+from gradflow.checkpoints import memory as needs
 from gradflow.checkpoints.families import plan_of
 from gradflow.checkpoints.folder import Folder, read
 from gradflow.checkpoints.ggufs import Gguf
@@ -25,7 +26,7 @@ Affine = tuple[np.ndarray, np.ndarray | None]
 
 
 @dataclass(frozen=True)
-class _Reader:
+class Reader:
     """Reads a family's modules; every shape is held against the config before the tensor is read."""
 
     folder: Folder | Gguf
@@ -225,19 +226,35 @@ def _named(affines: dict[str, Affine]) -> dict[str, np.ndarray]:
     return weights | {f"b_{n}": b for n, (_, b) in affines.items() if b is not None}
 
 
-def load(path: str | Path) -> Checkpoint:
-    """Read a model's folder (or the safetensors file in it).
+def checked(path: str | Path, memory: float | None = None, tokens: tuple[int, int] = (0, 0)) -> Reader:
+    """What is to be read, once all has been refused that config and headers can tell.
+
+    ``tokens`` are the number of texts that are to be run, and the length of the longest. Raises as `load`.
+    """
+    folder = read(path)
+    family, plan = plan_of(folder.config)
+    reader = Reader(folder, family, replace(plan, fixture=folder.fixture or plan.fixture))
+    reader.refuse_other_depth()
+    layer = reader.prefix + family.layer.partition("{")[0]
+    needs.refuse(needs.forecast(folder.sizes(), plan, layer, tokens), memory)
+    return reader
+
+
+def load(path: str | Path, memory: float | None = None) -> Checkpoint:
+    """Read a model's folder (or the safetensors file in it), or a GGUF file.
+
+    Parameters
+    ----------
+    memory : float, optional
+        The most that it may take, in GiB; by default nine tenths of what is free.
 
     Raises
     ------
     ValueError
         One line that names the file, key or tensor which is missing, damaged or not read, and how to mend it.
     """
-    folder = read(path)
-    family, plan = plan_of(folder.config)
-    plan = replace(plan, fixture=folder.fixture or plan.fixture)
-    reader = _Reader(folder, family, plan)
-    reader.refuse_other_depth()
+    reader = checked(path, memory)
+    folder, family, plan = reader.folder, reader.family, reader.plan
     with precision.scope("float64"):
         embedding, weights = reader.embedding(), reader.weights()
         head = reader.head(embedding.word)
