@@ -1,7 +1,6 @@
 """Causal models against Hugging Face's own numbers, and each planted fault against the gate."""
 
 import dataclasses
-import importlib
 import json
 import shutil
 
@@ -399,22 +398,3 @@ def test_a_saved_audit_of_ids_is_held_against(tmp_path, shell):
     assert shell("audit", model, "--ids", "0 22 8 21", "--save", saved, "--json")[0] == 0
     code, out, _ = shell("check", "--baseline", saved)
     assert (code, "Nothing moved" in out) == (0, True)
-
-
-# ---- the fixtures again ----
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("case", CASES)
-def test_transformers_makes_the_same_again(tmp_path, case):
-    """Where torch and transformers are installed: other versions than the fixtures' say the same."""
-    pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    maker = importlib.import_module("make_decoders")
-    folder = maker.make(tmp_path, case, list(maker.cases()).index(case))
-    again, held = dict(np.load(folder / "reference.npz")), reference(case)
-    for name in ("ids", "hidden_states", "logits", "loss_gradient"):
-        np.testing.assert_allclose(again[name], held[name], atol=1e-12, err_msg=name)
-    for name, tensor in load_file(folder / "model.safetensors").items():
-        np.testing.assert_array_equal(tensor, load_file(FIXTURES / case / "model.safetensors")[name])
-    assert checkpoints.gate(case, tmp_path).worst < 1e-13

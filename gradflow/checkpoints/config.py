@@ -79,6 +79,10 @@ class Config:
             raise ValueError(f"checkpoint: config.json's {key!r} is {value!r}; needs true or false")
         return value
 
+    def names(self, key: str, those: frozenset[str]) -> frozenset[str]:
+        """Those, where a flag says so."""
+        return those if self.flag(key) else frozenset()
+
     def activation(self, key: str) -> str:
         """An activation, as `gradflow.branches.MLP` names it."""
         value = self.get(key)

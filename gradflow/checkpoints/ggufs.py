@@ -1,13 +1,11 @@
 """A GGUF file of a Llama-type model as the folder that it was made from: config, tensors by their Hugging Face names, tokenizer.
 
-The header is read here, each length held against the file before anything is made of it; the ``gguf`` package dequantises.
-Layout: the GGUF specification (ggml-org/ggml, docs/gguf.md), version 2 or 3, little-endian.
+The header is read by `gradflow.checkpoints.gguf_header`; the ``gguf`` package dequantises.
 """
 
 import math
 import mmap
-import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,8 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, processors
 
 from gradflow import checks
-from gradflow.checkpoints.config import LARGEST
+from gradflow.checkpoints.gguf_header import Entry, header, library, stored
 
-NUMBERS = ("u1", "i1", "<u2", "<i2", "<u4", "<i4", "<f4", "?", None, None, "<u8", "<i8", "<f8")  # by the value's type
-STRING, ARRAY = 8, 9
-MAGIC, ALIGNMENT, MOST_DIMENSIONS = b"GGUF", "general.alignment", 4
 ARCHITECTURE = "llama"
 WORDS, CONTROL = "tokenizer.ggml.", 3
 CUTS = {"gpt-2": False, "smollm": True}  # whether each digit is a word of its own
@@ -47,15 +42,6 @@ BLOCK = {
 }
 
 
-@dataclass(frozen=True)
-class Entry:
-    """Where a tensor lies: shape from rows to columns, the type's number, and its bytes' place in the file."""
-
-    shape: tuple[int, ...]
-    kind: int
-    start: int
-
-
 @dataclass(frozen=True, eq=False)
 class Gguf:
     """A checked file, with the interface of `gradflow.checkpoints.folder.Folder`."""
@@ -77,126 +63,16 @@ class Gguf:
         entry = self.files[name]
         if entry.shape != shape:
             raise ValueError(f"checkpoint: {name!r} has shape {entry.shape}, where the metadata make it {shape}")
-        kind, size = _stored(entry)
+        kind, size = stored(entry)
         with self.path.open("rb") as file:
             file.seek(entry.start)
             raw = np.frombuffer(file.read(size), np.uint8)
-        values = _library().quants.dequantize(raw.reshape(*shape[:-1], -1), kind).reshape(shape)
+        values = library().quants.dequantize(raw.reshape(*shape[:-1], -1), kind).reshape(shape)
         if name.endswith(("self_attn.q_proj.weight", "self_attn.k_proj.weight")):
             heads = self.config["num_key_value_heads" if ".k_proj" in name else "num_attention_heads"]
             # llama.cpp turns neighbours where transformers turns halves, and stores a head's rows in its own order
             values = values.reshape(heads, -1, 2, shape[1]).swapaxes(1, 2).reshape(shape)
         return checks.finite(f"checkpoint: {name!r}", values if dtype is None else values.astype(dtype))
-
-
-def _library() -> Any:
-    try:
-        import gguf
-    except ImportError:
-        raise ValueError("checkpoint: a GGUF file needs the gguf package; pip install 'gradflow[gguf]'") from None
-    return gguf
-
-
-def _stored(entry: Entry) -> tuple[Any, int]:
-    """A tensor's quantisation and its size in bytes."""
-    gguf = _library()
-    try:
-        kind = gguf.GGMLQuantizationType(entry.kind)
-        block, size = gguf.GGML_QUANT_SIZES[kind]
-    except (ValueError, KeyError):
-        raise ValueError(f"checkpoint: the file's tensors are of type {entry.kind}, which gguf does not know") from None
-    if entry.shape[-1] % block:
-        raise ValueError(f"checkpoint: rows of {entry.shape[-1]} entries are no whole blocks of {kind.name}")
-    return kind, math.prod(entry.shape) // block * size
-
-
-class _Cursor:
-    """Reads a header from front to back; nothing beyond the file's end, and no count that the rest has no room for."""
-
-    def __init__(self, data: mmap.mmap) -> None:
-        self.data, self.at = data, 0
-
-    def take(self, size: int) -> bytes:
-        if size > len(self.data) - self.at:
-            raise ValueError(f"its header asks for {size} bytes at {self.at}, beyond the end")
-        self.at += size
-        return self.data[self.at - size : self.at]
-
-    def whole(self, form: str = "<Q") -> int:
-        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
-
-    def count(self, least: int) -> int:
-        """A number of things of at least so many bytes each."""
-        number = self.whole()
-        if number > min(LARGEST, (len(self.data) - self.at) // least):
-            raise ValueError(f"its header announces {number} entries at {self.at}, for which it has no room")
-        return number
-
-    def text(self) -> str:
-        return self.take(self.count(1)).decode("utf-8")
-
-    def value(self, kind: int) -> Any:
-        if kind == STRING:
-            return self.text()
-        if kind == ARRAY:
-            inner = self.whole("<I")
-            if inner == STRING:
-                return [self.text() for _ in range(self.count(8))]
-            dtype = _number(inner)
-            return np.frombuffer(self.take(self.count(dtype.itemsize) * dtype.itemsize), dtype)
-        dtype = _number(kind)
-        return np.frombuffer(self.take(dtype.itemsize), dtype)[0].item()
-
-
-def _number(kind: int) -> np.dtype:
-    name = NUMBERS[kind] if kind < len(NUMBERS) else None
-    if name is None:
-        raise ValueError(f"its header has a value of type {kind}")
-    return np.dtype(name)
-
-
-def _unique(pairs: Iterator[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in found:
-            raise ValueError(f"{name[:80]!r} stands twice in its header")
-        found[name] = value
-    return found
-
-
-def _header(data: mmap.mmap) -> tuple[dict[str, Any], dict[str, Entry]]:
-    """Metadata, and tensors by their own names."""
-    cursor = _Cursor(data)
-    if cursor.take(4) != MAGIC:
-        raise ValueError("it does not begin with GGUF")
-    version = cursor.whole("<I")
-    if version not in (2, 3):
-        raise ValueError(f"its version is {version}, where 2 and 3 are read, little-endian")
-    tensors, pairs = cursor.count(24), cursor.count(12)
-    metadata = _unique((cursor.text(), cursor.value(cursor.whole("<I"))) for _ in range(pairs))
-
-    def entry() -> tuple[str, Entry]:
-        name, dimensions = cursor.text(), cursor.whole("<I")
-        if not 1 <= dimensions <= MOST_DIMENSIONS:
-            raise ValueError(f"{name[:80]!r} has {dimensions} dimensions")
-        shape = tuple(cursor.whole() for _ in range(dimensions))[::-1]
-        if not all(1 <= size <= LARGEST for size in shape):
-            raise ValueError(f"{name[:80]!r} has the shape {shape}")
-        return name, Entry(shape, cursor.whole("<I"), cursor.whole())
-
-    found = _unique(entry() for _ in range(tensors))
-    alignment = metadata.get(ALIGNMENT, 32)
-    if not isinstance(alignment, int) or alignment < 1 or alignment > 2**20:
-        raise ValueError(f"its {ALIGNMENT} is {alignment!r}")
-    start = -(-cursor.at // alignment) * alignment
-    placed = {name: Entry(e.shape, e.kind, start + e.start) for name, e in found.items()}
-    end = start
-    for name, e in sorted(placed.items(), key=lambda item: item[1].start):
-        size = _stored(e)[1]
-        if e.start < end or e.start + size > len(data):
-            raise ValueError(f"{name[:80]!r} overlaps another tensor, or ends beyond the file")
-        end = e.start + size
-    return metadata, placed
 
 
 def read(path: Path) -> Gguf:
@@ -209,7 +85,7 @@ def read(path: Path) -> Gguf:
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            metadata, tensors = _header(data)
+            metadata, tensors = header(data)
     except (ValueError, OSError, UnicodeDecodeError) as error:
         reason = str(error)
         if reason.startswith("checkpoint: "):

@@ -12,7 +12,9 @@ from gradflow.experts import Experts
 from gradflow.mlp import MLP
 from gradflow.schemes import Scheme, scheme_of
 
-ALL = frozenset(("q", "k", "v", "o", "in", "gate", "out"))
+QKV, GATED = frozenset("qkv"), frozenset(("in", "gate", "out"))
+ALL = QKV | {"o"} | GATED  # the matrices of a block
+ALONE = {"add_cross_attention": (False,), "is_encoder_decoder": (False,), "pruned_heads": ({},)}  # no encoder beside it
 
 
 @dataclass(frozen=True)
