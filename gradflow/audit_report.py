@@ -22,7 +22,7 @@ _KINDS = {"mlp": "MLP", "glu": "gated MLP", "moe": "experts"}
 _WORDS = {"affine": "γ", "projection": "the projection", "norm": "1/‖u‖", "skip": "the skip", "branch": "the branch"}
 _NOTE = (
     "stream: rms of x as it enters; share: the branch's, ‖f‖/‖u‖, u = x + f(x), over all tokens; cos(x,u): mean over tokens; "
-    "align: cosine of the arriving gradient with û; net: product of the factors{skip}; exact, trunk (F = 0): gain from the "
+    "align: cosine of the arriving gradient with û; net: product of the factors{skip}; exact{trunk}: gain from the "
     "output back to the sub-layer's input."
 )
 
@@ -30,7 +30,7 @@ _NOTE = (
 def audit(a: Audit) -> Group:
     """One screen: what was run, the gains end to end, the factors of every sub-layer, the verdict."""
     factors = _factors(a.profile, BY_NAME[a.settings["scheme"]].norm_out)
-    return Group(_heading(a), "", _gains(a), factors, _note(a.profile), "", Text(f"Verdict: {a.verdict}"))
+    return Group(_heading(a), "", _gains(a), factors, _note(a), "", Text(f"Verdict: {a.verdict}"))
 
 
 def _heading(a: Audit) -> Text:
@@ -113,8 +113,10 @@ def _unit_skip(p: Profile) -> bool:
     return bool(np.all(p.skip == 1))
 
 
-def _note(p: Profile) -> Text:
-    return Text(_NOTE.format(skip=", the skip's being 1 everywhere" if _unit_skip(p) else ""), style="dim")
+def _note(a: Audit) -> Text:
+    skip = ", the skip's being 1 everywhere" if _unit_skip(a.profile) else ""
+    trunk = ", trunk (F = 0)" if BY_NAME[a.settings["scheme"]].norm_out else ""
+    return Text(_NOTE.format(skip=skip, trunk=trunk), style="dim")
 
 
 def verdict(a: Audit) -> str:

@@ -33,17 +33,25 @@ class HeadNames:
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class Sizes:
+    """What every config says: sizes, of which ``positions`` is the most tokens of a text, ε of every norm, and φ's name."""
+
+    d: int
+    depth: int
+    heads: int
+    inner: int
+    vocab: int
+    positions: int
+    eps: float
+    activation: str
+
+
+@dataclass(frozen=True, eq=False)
+class Plan(Sizes):
     """What a config says of the forward pass.
 
     Attributes
     ----------
-    d, depth, heads, inner, vocab, positions : int
-        Sizes; ``positions`` is the most tokens of a text.
-    eps : float
-        ε of every norm.
-    activation : str
-        As `gradflow.branches.MLP` names it.
     scheme : Scheme
         Where the norms stand.
     attention, mlp
@@ -78,14 +86,6 @@ class Plan:
         The tiny model that vouches for this plan.
     """
 
-    d: int
-    depth: int
-    heads: int
-    inner: int
-    vocab: int
-    positions: int
-    eps: float
-    activation: str
     scheme: Scheme
     attention: Attention
     mlp: MLP | Experts
@@ -159,7 +159,7 @@ class Family:
     name: str
     source: str
     model_types: tuple[str, ...]
-    details: Callable[[Config, "Sizes"], dict[str, Any]]
+    details: Callable[[Config, Sizes], dict[str, Any]]
     scheme: str
     norm: str
     prefix: str
@@ -191,20 +191,6 @@ class Family:
     inert: tuple[str, ...] = ()
     unused: tuple[str, ...] = ()
     mask: str | None = None
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """What every config says."""
-
-    d: int
-    depth: int
-    heads: int
-    inner: int
-    vocab: int
-    positions: int
-    eps: float
-    activation: str
 
 
 def plan(family: Family, stated: Mapping[str, Any]) -> Plan:
