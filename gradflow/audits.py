@@ -94,7 +94,7 @@ class Audit:
             "schema": SCHEMA,
             "version": VERSION,
             "model": {"path": self.path.as_posix(), "family": self.family, "sizes": dict(s["sizes"])},
-            "call": {name: s[name] for name in ("text", "cotangent", "probes", "key")},
+            "call": {name: s[name] for name in ("text", "cotangent", "probes", "key")} | {"ids": not s["text"]},
             "ids": [list(row) for row in self.ids],
             "parity": dataclasses.asdict(self.parity),
             "settings": plain(dict(s)),
@@ -188,7 +188,7 @@ def audit(
     checks.key(key)
     rows, cotangent = _readable(path, texts, given, cotangent, probes)
     checked(path, memory, (len(rows), max(row.size for row in rows)))
-    checkpoint = load(path, memory)
+    checkpoint = load(path, memory=memory)
     parity = _gate(checkpoint.plan.fixture)
     if reference is not None:
         parity = against(checkpoint, reference)

@@ -180,13 +180,14 @@ def load(path: str | Path) -> Baseline:
         )
     model, call, profile = (_part(held, name, dict) for name in ("model", "call", "profile"))
     texts, labels, ids = _part(call, "text", list), _part(profile, "labels", list), _part(held, "ids", list)
-    if not (texts or ids) or not all(isinstance(text, str) for text in texts):
+    by_ids = call.get("ids") is True
+    if bool(texts) == by_ids or not (texts or ids) or not all(isinstance(text, str) for text in texts):
         raise ValueError("baseline: 'text' needs a list of texts; save the audit again")
     if not labels or not all(isinstance(label, str) for label in labels):
         raise ValueError("baseline: 'labels' needs a list of names; save the audit again")
     settings = {
-        "text": texts or None,
-        "ids": None if texts else ids,
+        "text": None if by_ids else texts,
+        "ids": ids if by_ids else None,
         "cotangent": checks.one_of("baseline: 'cotangent'", _part(call, "cotangent", str), audits.COTANGENTS),
         "probes": checks.integer("baseline: 'probes'", call.get("probes"), 1),
         "key": checks.key(call.get("key")),

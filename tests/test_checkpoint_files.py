@@ -105,6 +105,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
         (entry(offsets=(8, 16)), None),
         (entry(offsets=(8, 0)), None),
         (entry(dtype="Q7"), None),
+        (entry()[:-1] + b", " + entry(shape=(1,), offsets=(4, 8)).replace(b'"a"', b'"b"')[1:], None),  # they overlap
         (b"{", None),
         (b"[]", None),
         (b'{"\xff": 1}', None),
