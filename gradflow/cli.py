@@ -147,6 +147,7 @@ class Cotangent(StrEnum):
     gaussian = "gaussian"
     pooled = "pooled"
     mlm = "mlm"
+    next_token = "next-token"
 
 
 def _texts(texts: list[str] | None, file: Path | None) -> list[str]:
@@ -159,8 +160,18 @@ def _texts(texts: list[str] | None, file: Path | None) -> list[str]:
             raise ValueError(f"text-file: {str(file)!r} is no UTF-8 text") from None
     found = [*(texts or ()), *lines]
     if not found:
-        raise ValueError('text: give --text "a sentence" (again for each further one), or --text-file with one a line')
+        raise ValueError(
+            'text: give --text "a sentence" (again for each further one), or --text-file with one a line, or --ids'
+        )
     return found
+
+
+def _ids(rows: list[str] | None) -> list[list[int]] | None:
+    """Rows of token ids."""
+    try:
+        return [[int(i) for i in row.replace(",", " ").split()] for row in rows] if rows else None
+    except ValueError:
+        raise ValueError('ids: needs whole numbers, as in --ids "1 5 9"') from None
 
 
 @app.command()
@@ -168,23 +179,33 @@ def audit(
     path: Annotated[Path, typer.Argument(help="A model's folder: config.json, model.safetensors, tokenizer.")],
     text: Annotated[list[str] | None, typer.Option(help="A text; give it again for each further one.")] = None,
     text_file: Annotated[Path | None, typer.Option(help="A file with one text a line.")] = None,
+    ids: Annotated[
+        list[str] | None, typer.Option(help="Token ids in the place of a text, where there is no tokenizer.")
+    ] = None,
     cotangent: Annotated[
-        Cotangent, typer.Option(help="pooled: of the sentence embedding; mlm: of the masked-token loss.")
-    ] = Cotangent.gaussian,
+        Cotangent | None,
+        typer.Option(
+            help="pooled: of the sentence embedding; mlm, next-token: of the loss. Default: gaussian, or next-token where causal."
+        ),
+    ] = None,
     probes: Annotated[int, typer.Option(help="Gaussian cotangents.")] = 1,
     key: Key = 0,
     reference: Annotated[
         Path | None, typer.Option(help="An .npz of outputs of these weights, recorded elsewhere, to be reproduced.")
     ] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="Most that it may take, in GiB; else 9/10 of what is free.")
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Write a baseline for 'gradflow check': FILE.json.")] = None,
     as_json: Json = False,
     plot: Plot = None,
 ) -> None:
-    """What a trained encoder does to the gradient, and which sub-layer and factor lose it.
+    """What a trained transformer does to the gradient, and which sub-layer and factor lose it.
 
-    For folders of the BERT family (BERT, DistilBERT, RoBERTa and kin), in float64.
+    For folders of BERT and kin and of causal models (GPT-2, Llama and kin, …), in float64.
     """
-    texts = _texts(text, text_file)
+    rows = _ids(ids)
+    texts = None if rows and not (text or text_file) else _texts(text, text_file)
     shell.check_plot(plot)
     from gradflow import audit_report, audits
     from gradflow.files import new_file
@@ -192,7 +213,9 @@ def audit(
     if save is not None:
         new_file("save", save, ".json")
     with shell.progress("auditing"):
-        result = audits.audit(path, texts, cotangent=cotangent.value, probes=probes, key=key, reference=reference)
+        sent = None if cotangent is None else cotangent.value
+        options = {"cotangent": sent, "probes": probes, "key": key, "reference": reference, "memory": memory}
+        result = audits.audit(path, texts, ids=rows, **options)
     if save is not None:
         result.save(save)
     shell.emit(result, audit_report.audit(result), as_json, plot)
