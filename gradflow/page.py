@@ -110,9 +110,8 @@ def data(result: Audit | Profile, law: Profile | None = None) -> dict[str, Any]:
     p = result.profile if isinstance(result, Audit) else result
     factors, gains = [], []
     for name in (*FACTORS, "net"):
-        values = p.summary(name).mean
-        shown = not (name in ("affine", "skip") and np.allclose(values, 1))
-        factors.append(_series(name, FACTOR_COLOURS[name], _MARKERS[name], _log(values), shown=shown))
+        logs, shown = _log(p.summary(name).mean), name in _present(p)
+        factors.append(_series(name, FACTOR_COLOURS[name], _MARKERS[name], logs, shown=shown))
     for name in CURVES:
         logs, colour = getattr(p, f"log_{name}"), STYLE[name][0]
         band = np.quantile(logs, [0.025, 0.975], axis=0) if len(logs) > 1 else None
@@ -168,9 +167,11 @@ def _over(result: Audit | Profile) -> str:
 
 
 def _present(p: Profile) -> list[str]:
-    """The figures that this profile has."""
-    found = {name: getattr(p, name) for name in _FIGURES}
-    return [name for name, values in found.items() if values is not None and np.isfinite(values).any()]
+    """The figures that this profile has, without gains and skips that are 1 everywhere."""
+    found = {
+        name: values for name in _FIGURES if (values := getattr(p, name)) is not None and np.isfinite(values).any()
+    }
+    return [name for name, values in found.items() if not (name in ("affine", "skip") and np.allclose(values, 1))]
 
 
 def _gains(result: Audit | Profile, law: Profile | None) -> str:
