@@ -93,7 +93,9 @@ def page(result: Audit | Profile, command: str | None = None, law: Profile | Non
         "title": html.escape(title),
         "verdict": html.escape(verdict),
         "command": f"<pre><code>{html.escape(command)}</code></pre>" if command else "<p>Called from Python.</p>",
-        "settings": "".join(f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>" for k, v in settings.items() if v is not None),
+        "settings": "".join(
+            f"<dt>{_text(k)}</dt><dd>{_text(v)}</dd>" for k, v in settings.items() if v is not None and v != []
+        ),
         "over": html.escape(_over(result)),
         "band": "; the band holds 95 % of them" if len(p.net) > 1 else "",
         "gains": _gains(result, law),
@@ -177,7 +179,7 @@ def _present(p: Profile) -> list[str]:
 def _gains(result: Audit | Profile, law: Profile | None) -> str:
     """End to end and per sub-layer: the four curves, and what they stand beside."""
     p = result.profile if isinstance(result, Audit) else result
-    ends = {STYLE[name][2]: float(getattr(p, f"log_{name}")[:, 0].mean()) for name in CURVES}
+    ends = {name: float(getattr(p, f"log_{name}")[:, 0].mean()) for name in CURVES}
     if law is not None:
         ends |= {f"{name}, law": float(getattr(law, f"log_{name}")[0, 0]) for name in ("exact", "trunk")}
     if isinstance(result, Audit):
@@ -200,7 +202,7 @@ def _table(caption: str, columns: Sequence[str], rows: Iterable[tuple[str, list[
     """A table that its script can sort: a cell's ``data-value`` has all digits, and none where there is no number."""
     head = "".join(f'<th scope="col">{_text(name)}</th>' for name in columns)
     body = "".join(
-        f'<tr><th scope="row">{_text(name)}</th>'
+        f'<tr><th scope="row">{_text(name).replace(":", ":<wbr>")}</th>'
         + "".join(f'<td data-value="{float(v)!r}">{number(v)}</td>' if np.isfinite(v) else "<td>–</td>" for v in values)
         + "</tr>"
         for name, values in rows
