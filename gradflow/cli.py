@@ -1,5 +1,6 @@
 """The shell, one command a job. Exit codes: 0 done, 1 a check failed, 2 bad input (one line)."""
 
+import contextlib
 import json
 import sys
 from enum import StrEnum
@@ -9,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gradflow import shell
-from gradflow.options import Block, Dtype, FinalNorm, Init, Json, Key, Memory, MemoryCosine, Plot
+from gradflow.options import Block, Dtype, FinalNorm, Html, Init, Json, Key, Memory, MemoryCosine, Plot
 from gradflow.spectra.shell import spectrum
 from gradflow.sweep_shell import sweep
 from gradflow.training.shell import warmup
@@ -199,6 +200,7 @@ def audit(
     save: Annotated[Path | None, typer.Option(help="Write a baseline for 'gradflow check': FILE.json.")] = None,
     as_json: Json = False,
     plot: Plot = None,
+    html: Html = None,
 ) -> None:
     """What a trained transformer does to the gradient, and which sub-layer and factor lose it.
 
@@ -207,6 +209,7 @@ def audit(
     rows = _ids(ids)
     texts = None if rows and not (text or text_file) else _texts(text, text_file)
     shell.check_plot(plot)
+    shell.check_page(html)
     from gradflow import audit_report, audits
     from gradflow.files import new_file
 
@@ -218,7 +221,7 @@ def audit(
         result = audits.audit(path, texts, ids=rows, **options)
     if save is not None:
         result.save(save)
-    shell.emit(result, audit_report.audit(result), as_json, plot)
+    shell.emit(result, audit_report.audit(result), as_json, plot, html)
     if save is not None and not as_json:
         typer.echo(f"Baseline written to {save}", err=True)
 
@@ -328,21 +331,28 @@ def profile(
     dtype: Dtype = "float64",
     as_json: Json = False,
     plot: Plot = None,
+    html: Html = None,
 ) -> None:
     """Every factor of every sub-layer of random networks.
 
     Where gradient is lost, where gained, and by which factor; exact, trunk, local and bound side by side.
     """
-    from gradflow import precision, profile_report, profiles
+    from gradflow import laws, precision, profile_report, profiles
     from gradflow.stream_stack import stack_of
 
     shell.check_plot(plot)
+    shell.check_page(html)
     options = {"norm": norm, "eps": eps, "final_norm": final_norm, "dtype": precision.resolve(dtype)}
     stack = stack_of(scheme, shell.block(block, memory, memory_cosine), depth, d, **options)
     result = profiles.profile(
         stack, profiles.gaussian_state(stack, tokens, key), seeds=seeds, key=key, probes=probes, weight_grad=weight_grad
     )
-    shell.emit(result, profile_report.profile(result), as_json, plot)
+    law = None
+    if html is not None:
+        with contextlib.suppress(ValueError):  # a row without a law is drawn alone
+            sizes = {"d": d, "norm": norm, "final_norm": final_norm, "tokens": tokens, "probes": probes}
+            law = laws.law(scheme, stack.block, depth, **sizes)
+    shell.emit(result, profile_report.profile(result), as_json, plot, html, law)
 
 
 @app.command()
