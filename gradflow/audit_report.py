@@ -9,7 +9,7 @@ from rich.text import Text
 
 from gradflow.audits import Audit, C
 from gradflow.baselines import Check
-from gradflow.factors import Profile
+from gradflow.factors import ENDS, Profile
 from gradflow.report import ROWS_SHOWN, grid, number
 from gradflow.verdicts import NOTHING, does, per_layer
 
@@ -49,7 +49,9 @@ def _heading(a: Audit) -> Text:
 def _gains(a: Audit) -> Table:
     """End-to-end gains beside the estimate."""
     p = a.profile
-    several = f", geometric mean over {len(a.ids)} texts" if len(a.ids) > 1 else ""
+    several = (
+        f", geometric mean over {len(a.ids)} {'texts' if a.settings['text'] else 'states'}" if len(a.ids) > 1 else ""
+    )
     names = ("exact", "trunk", "local", "bound")
     table = grid(
         f"Gradient gain, last hidden state to embedding, over {len(p.labels)} sub-layers{several}",
@@ -124,7 +126,9 @@ def verdict(a: Audit) -> str:
 
 
 def place(label: str) -> str:
-    """'block 3's attention' from a row's label."""
+    """'block 3's attention' from a row's label; 'the final norm'."""
+    if label in ENDS:
+        return f"the {label}"
     block, _, branch = label.partition(" ")
     kind = branch.partition(":")[0]
     return f"block {block}'s {kind.upper() if kind == 'mlp' else kind}"

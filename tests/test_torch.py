@@ -139,6 +139,8 @@ class Block(torch.nn.Module):
         if self.way == "in place":
             x += self.f(h)
             return x
+        if self.way == "in place on f":
+            return self.f(h).add_(x)
         if self.way == "parallel":
             return x + self.f(h) + self.g(h)
         if self.way == "detached":
@@ -178,6 +180,7 @@ def test_a_stack_named_by_its_blocks_is_the_one_found():
     np.testing.assert_array_equal(found.net, named.net)
 
 
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpointing(reentrant):
     from torch.utils.checkpoint import checkpoint
@@ -208,7 +211,8 @@ def compiled():
         (lambda: torch.compile(users(), backend="eager"), "before torch.compile"),
         (compiled, "'blocks.1' is compiled"),
         (lambda: encoder().train(), "dropout is active at 'layers.0.self_attn'"),
-        (lambda: users(way="in place"), "in place"),
+        (lambda: users(way="in place"), "changed in place"),
+        (lambda: users(way="in place on f"), "changed in place"),
         (lambda: users(way="parallel"), "branches in parallel"),
         (lambda: users(way="detached"), "carries no gradient"),
         (lambda: torch.nn.Linear(D, D).double(), "layers: no list of like blocks"),

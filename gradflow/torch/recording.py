@@ -66,7 +66,7 @@ def recorded(model: Any, blocks: Sequence[Block], batch: Any) -> Iterator[Record
     """Run the model; inside the ``with`` the hooks stay, so that a checkpoint's second run sees the same network."""
     record, handles = Record(), []
     own = {id(block.module) for block in blocks}
-    stage: dict[str, Any] = {"open": None, "recording": True}
+    stage: dict[str, Any] = {"open": None, "recording": True, "first": None}
 
     def note(module: Any, entered: bool, tensor: Any) -> None:
         if not stage["recording"] or tensor is None:
@@ -78,8 +78,11 @@ def recorded(model: Any, blocks: Sequence[Block], batch: Any) -> Iterator[Record
         tensor = first_tensor(args, kwargs)
         changed = None
         if id(module) in own and tensor is not None:
-            if not tensor.requires_grad:  # the stack's input, without which the first gain has no end
-                leaf = tensor.detach().requires_grad_()
+            if stage["first"] is None:
+                stage["first"] = module
+            if module is stage["first"] and not tensor.requires_grad:
+                # the stack's input, or the first gain has no end; a copy, as no leaf may be changed in place
+                leaf = tensor.detach().requires_grad_().clone()
                 swap = lambda value: leaf if value is tensor else value  # noqa: E731
                 changed = tuple(map(swap, args)), {name: swap(value) for name, value in kwargs.items()}
                 tensor = leaf

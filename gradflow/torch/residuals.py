@@ -150,7 +150,7 @@ class _Block:
             hit = self._sum(stream, seen, tensor, by_output)
             if hit is None:
                 if closing:
-                    self._refuse(start, seen, end)
+                    self._refuse(start, events, end)
                 continue
             alpha, beta, norm_branch = hit
             norm_in = next((call for call in calls if call.entered is stream), None)
@@ -160,7 +160,7 @@ class _Block:
             found.append(Sublayer(label, stream, tensor, out, alpha, beta, (norm_in, norm_branch, norm_out)))
             stream, seen, kinds = out, [], []
         if not found or found[-1].out is not end.tensor:
-            self._refuse(start, [e for e in events if not e.entered], end)
+            self._refuse(start, events, end)
         return found
 
     def _sum(self, x: Any, seen: list[Event], u: Any, by_output: dict[int, NormCall]) -> Any:
@@ -177,8 +177,9 @@ class _Block:
         before = sum(row.label.split()[1].split("-")[0] == kind for row in found)
         return kind if not before else f"{kind}-{before + 1}"
 
-    def _refuse(self, start: Event, seen: list[Event], end: Event) -> None:
-        if any(event.tensor._version != event.version for event in (start, *seen, end) if alike(event.tensor, end.tensor)):
+    def _refuse(self, start: Event, events: list[Event], end: Event) -> None:
+        stream = {id(e.tensor) for e in events if e.entered and is_norm(e.module)} | {id(start.tensor), id(end.tensor)}
+        if any(event.tensor._version != event.version for event in (start, *events) if id(event.tensor) in stream):
             raise ValueError(IN_PLACE.format(self.name))
         raise ValueError(
             f"model: block {self.name!r} is no chain of sums αx + βf of its stream and a module's output; branches in "

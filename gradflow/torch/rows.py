@@ -52,7 +52,12 @@ _normed = jax.jit(lambda norm, x: norm(x))
 
 
 def recognised(
-    gain: np.ndarray | None, bias: np.ndarray | None, eps: float, entered: np.ndarray, left: np.ndarray, tolerance: float
+    gain: np.ndarray | None,
+    bias: np.ndarray | None,
+    eps: float,
+    entered: np.ndarray,
+    left: np.ndarray,
+    tolerance: float,
 ) -> tuple[Norm, float]:
     """The row of the catalogue, with gain γ or 1 + γ, that gives what the module gave, and its error over the norm.
 
@@ -139,5 +144,3 @@ def rows(values: list[Values], last: Passed | None, real: np.ndarray | None) -> 
         out = {name: np.stack([np.asarray(row[name]) for row in found], 1) for name in found[0]}
         end = jax.vmap(token_cosine, (0, None if real is None else 0))(jnp.asarray(values[0].at_x), real)
         return out | {"input_gradient_cosine": np.asarray(end)}
-
-

@@ -16,9 +16,7 @@ from gradflow.torch.residuals import NormCall, Sublayer
 from gradflow.torch.rows import Passed, Values, recognised, rows
 
 
-def measure(
-    model: Any, batch: Any, loss: Any, layers: Any, mask: Any, batch_first: bool | None, key: int
-) -> Profile:
+def measure(model: Any, batch: Any, loss: Any, layers: Any, mask: Any, batch_first: bool | None, key: int) -> Profile:
     """`gradflow.torch.profile`, its arguments checked."""
     structure.refuse(model)
     checks.key(key)
@@ -42,7 +40,9 @@ def measure(
             f"{tolerance:.0e}): the stream is read elsewhere too, or the sub-layers are not what they seem; name the blocks"
         )
     states, tokens, d = values[0].x.shape
-    known = sorted({norm.norm.row for row in values for norm in row.norms if norm} | ({last.norm.row} if last else set()))
+    known = sorted(
+        {norm.norm.row for row in values for norm in row.norms if norm} | ({last.norm.row} if last else set())
+    )
     settings = {
         "what": "recorded in PyTorch",
         "model": type(model).__name__,

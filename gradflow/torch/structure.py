@@ -50,7 +50,9 @@ def refuse(model: Any) -> None:
     for name, module in model.named_modules():
         at = f"{name or type(model).__name__!r}"
         if isinstance(module, compiled) or getattr(module, "_compiled_call_impl", None) is not None:
-            raise ValueError(f"model: {at} is compiled, and hooks do not see inside; pass the model before torch.compile")
+            raise ValueError(
+                f"model: {at} is compiled, and hooks do not see inside; pass the model before torch.compile"
+            )
         if isinstance(module, torch.jit.ScriptModule):
             raise ValueError(f"model: {at} is scripted, and hooks do not see inside; pass the model before torch.jit")
         dropping = isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0
