@@ -143,6 +143,8 @@ class Block(torch.nn.Module):
             return self.f(h).add_(x)
         if self.way == "parallel":
             return x + self.f(h) + self.g(h)
+        if self.way == "gains":
+            return x + self.f(h) * torch.linspace(1, 2, D, dtype=x.dtype)
         if self.way == "detached":
             with torch.no_grad():
                 return self.alpha * x + self.f(h)
@@ -170,6 +172,19 @@ def test_multipliers_are_measured(way):
     found = gradflow.torch.profile(users(alpha=1.7, way=way), states())
     np.testing.assert_allclose(found.settings["alpha"], 1.7, rtol=1e-12)
     np.testing.assert_allclose(found.skip, 1.7, rtol=1e-12)
+
+
+def test_branches_in_parallel_are_the_sum_of_their_matrices():
+    model, single = users(way="parallel"), users()
+    with torch.no_grad():
+        for one, two in zip(single.blocks, model.blocks, strict=True):
+            one.f.weight, one.f.bias = (
+                torch.nn.Parameter(p + q) for p, q in zip(two.f.parameters(), two.g.parameters(), strict=True)
+            )
+    found, wanted = gradflow.torch.profile(model, states()), gradflow.torch.profile(single, states())
+    assert found.labels == ("1 parallel", "2 parallel")
+    for name in (*FACTORS, "net", "branch_return", "branch_in_projection"):
+        np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-12, err_msg=name)
 
 
 def test_a_stack_named_by_its_blocks_is_the_one_found():
@@ -213,7 +228,7 @@ def compiled():
         (lambda: encoder().train(), "dropout is active at 'layers.0.self_attn'"),
         (lambda: users(way="in place"), "changed in place"),
         (lambda: users(way="in place on f"), "changed in place"),
-        (lambda: users(way="parallel"), "branches in parallel"),
+        (lambda: users(way="gains"), "'blocks.0' is no chain of sums"),
         (lambda: users(way="detached"), "carries no gradient"),
         (lambda: torch.nn.Linear(D, D).double(), "layers: no list of like blocks"),
         (lambda: "model", "needs a torch.nn.Module, got str"),
@@ -231,7 +246,7 @@ def test_other_bad_input():
         gradflow.torch.profile(model, states())
     with pytest.raises(ValueError, match="did you mean 'blocks'"):
         gradflow.torch.profile(model, states(), layers="block")
-    with pytest.raises(ValueError, match="has 2 stacks, 'a.blocks', 'b.blocks'"):
+    with pytest.raises(ValueError, match=r"has 2 stacks, 'a\.blocks', 'b\.blocks'"):
         gradflow.torch.profile(torch.nn.ModuleDict({"a": users(), "b": users()}), states())
     with pytest.raises(ValueError, match="one real number"):
         gradflow.torch.profile(model, states(), lambda out: out)

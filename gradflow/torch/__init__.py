@@ -33,7 +33,8 @@ def profile(
     model : torch.nn.Module
         Its residual stack is the ``ModuleList`` (or ``Sequential``) of blocks of one class, with norms inside. Per sub-layer
         x' = N_out(αx + βN_branch(f(N_in(x)))), every norm optional (a block has N_out in all its sub-layers or in none):
-        pre-LN, post-LN, both, sandwich, norm on the branch; α and β are measured.
+        pre-LN, post-LN, both, sandwich, norm on the branch; α and β are measured. A block may instead be one sub-layer of
+        two branches in parallel.
     batch : tensor, mapping or sequence
         What the model is called with: ``model(batch)``, ``model(**batch)`` or ``model(*batch)``.
     loss : callable, optional
@@ -59,8 +60,8 @@ def profile(
     ------
     ValueError
         In one line: for a compiled or scripted model, activation checkpointing that re-enters autograd, active dropout,
-        disabled gradients, tensors changed in place, or a stack that does not follow the equation above (branches in
-        parallel, a gain per channel outside a module, a norm that is neither LayerNorm nor RMSNorm).
+        disabled gradients, tensors changed in place, or a stack that does not follow the equation above (several streams,
+        a gain per channel outside a module, a norm that is neither LayerNorm nor RMSNorm).
     ImportError
         Without PyTorch.
     """

@@ -1,5 +1,9 @@
-"""Sub-layers read off the tensors: wherever u = αx + βf holds for the stream x and a module's output f, one has ended."""
+"""Sub-layers read off the tensors: wherever u = αx + βf holds for the stream x and a module's output f, one has ended.
 
+A block that is one such sum of two outputs, x' = αx + β(f + h), has its two branches in parallel, and is one sub-layer.
+"""
+
+import itertools
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -65,23 +69,23 @@ def rounding(*tensors: Any) -> float:
     return max(torch.finfo(tensor.dtype).eps for tensor in tensors)
 
 
-def fit(x: Any, f: Any, u: Any) -> tuple[float, float] | None:
-    """α and β with u = αx + βf to rounding, or ``None``; 1 where they are 1 to rounding."""
-    if u is f or u is x:
+def fit(x: Any, branches: tuple[Any, ...], u: Any) -> tuple[float, float] | None:
+    """α and β with u = αx + β Σf to rounding, or ``None``; 1 where they are 1 to rounding."""
+    if any(u is other or not alike(u, other) for other in (x, *branches)):
         return None
-    xs, fs, us = map(sample, (x, f, u))
-    basis = np.stack([xs, fs], 1)
+    *terms, us = map(sample, (x, *branches, u))
+    basis = np.stack(terms, 1)
     scale = np.linalg.norm(basis, axis=0)
     if not scale[0]:
         return None
-    tolerance = 4 * rounding(x, f, u)
-    [alpha, beta], *_ = np.linalg.lstsq(basis / np.where(scale > 0, scale, 1), us, rcond=None)
-    alpha, beta = alpha / scale[0], beta / scale[1] if scale[1] else 1.0
-    terms = abs(alpha) * scale[0] + abs(beta) * scale[1]
-    if np.linalg.norm(us - alpha * xs - beta * fs) > tolerance * terms or abs(alpha) * scale[0] < tolerance * terms:
+    tolerance = 4 * rounding(x, *branches, u)
+    solved, *_ = np.linalg.lstsq(basis / np.where(scale > 0, scale, 1), us, rcond=None)
+    numbers = np.where(scale > 0, solved / np.where(scale > 0, scale, 1), 1.0)  # a branch of zeros: any β will do
+    sizes = np.abs(numbers) * scale
+    if np.linalg.norm(us - basis @ numbers) > tolerance * sizes.sum() or sizes[0] < tolerance * sizes.sum():
         return None
-    snap = [1.0 if abs(value - 1) < 4 * tolerance else float(value) for value in (alpha, beta)]
-    return snap[0], snap[1]
+    alpha, beta, *others = (1.0 if abs(value - 1) < 4 * tolerance else float(value) for value in numbers)
+    return (alpha, beta) if all(abs(other - beta) <= 4 * tolerance * abs(beta) for other in others) else None
 
 
 def sublayers(record: Record, blocks: list[Block]) -> tuple[list[Sublayer], NormCall | None]:
@@ -130,47 +134,47 @@ class _Block:
     number: int
 
     def read(self, start: Event, events: list[Event], end: Event) -> list[Sublayer]:
-        """Walk the events: candidates gather until a sum closes the sub-layer."""
+        """Walk the events: what modules gave gathers until a sum closes the sub-layer."""
         calls = _norm_calls(events)
-        by_output = {id(call.left): call for call in calls}
-        post = next((call for call in calls if call.left is end.tensor), None) is not None
+        post = any(call.left is end.tensor for call in calls)
         stream, seen, kinds, found = start.tensor, [], [], []
-        norm_in: NormCall | None = None
         for event in [*events, end]:
-            tensor = event.tensor
-            if not event.entered and event is not end:
+            tensor, closing = event.tensor, event is end
+            if not event.entered and not closing:
                 seen.append(event)
                 continue
-            kinds.append(type(event.module).__name__.lower() if event is not end else "")
+            kinds.append("" if closing else type(event.module).__name__.lower())
             if tensor is stream or any(tensor is other.tensor for other in seen if not list(other.module.children())):
                 continue  # no sum: the stream itself, or what a single layer gave
-            closing = event is end and not post
-            if post and not (event.entered and is_norm(event.module)):
+            if post and (closing or not is_norm(event.module)):
                 continue
-            hit = self._sum(stream, seen, tensor, by_output)
+            hit = self._sum(stream, [e.tensor for e in seen], tensor, calls, closing and not found)
             if hit is None:
-                if closing:
-                    self._refuse(start, events, end)
                 continue
-            alpha, beta, norm_branch = hit
-            norm_in = next((call for call in calls if call.entered is stream), None)
+            alpha, beta, norm_branch, several = hit
+            readers = [call for call in calls if call.entered is stream]
+            norm_in = readers[0] if len(readers) == 1 else None  # of several in parallel none has the whole gradient
             norm_out = next(call for call in calls if call.entered is tensor) if post else None
             out = tensor if norm_out is None else norm_out.left
-            label = f"{self.number} {self._kind(kinds, found)}"
+            label = f"{self.number} {'parallel' if several else self._kind(kinds, found)}"
             found.append(Sublayer(label, stream, tensor, out, alpha, beta, (norm_in, norm_branch, norm_out)))
             stream, seen, kinds = out, [], []
         if not found or found[-1].out is not end.tensor:
             self._refuse(start, events, end)
         return found
 
-    def _sum(self, x: Any, seen: list[Event], u: Any, by_output: dict[int, NormCall]) -> Any:
-        """α, β and the norm on the branch, where u is a sum; the candidate that a norm gave goes before others."""
-        hits = []
-        for event in reversed(seen):
-            numbers = fit(x, event.tensor, u) if alike(event.tensor, u) and alike(x, u) else None
-            if numbers is not None:
-                hits.append((*numbers, by_output.get(id(event.tensor))))
-        return next((hit for hit in hits if hit[2] is not None), hits[0] if hits else None)
+    def _sum(self, x: Any, seen: list[Any], u: Any, calls: list[NormCall], parallel: bool) -> Any:
+        """α, β, the norm on the branch, and whether it is two branches; what a norm gave goes before other candidates."""
+        single = [(*numbers, f) for f in reversed(seen) if (numbers := fit(x, (f,), u))]
+        for alpha, beta, f in single:
+            norm = next((call for call in calls if call.left is f), None)
+            if norm is not None:
+                return alpha, beta, norm, False
+        if single:
+            return *single[0][:2], None, False
+        pairs = itertools.combinations(reversed(seen), 2) if parallel else ()
+        both = next((numbers for pair in pairs if (numbers := fit(x, pair, u))), None)
+        return both and (*both, None, True)
 
     def _kind(self, kinds: list[str], found: list[Sublayer]) -> str:
         kind = "attention" if any("attention" in kind for kind in kinds) else "mlp"
@@ -182,8 +186,8 @@ class _Block:
         if any(event.tensor._version != event.version for event in (start, *events) if id(event.tensor) in stream):
             raise ValueError(IN_PLACE.format(self.name))
         raise ValueError(
-            f"model: block {self.name!r} is no chain of sums αx + βf of its stream and a module's output; branches in "
-            "parallel, gains outside a module, and functional dropout (call model.eval()) are not followed"
+            f"model: block {self.name!r} is no chain of sums αx + βf of its stream and a module's output; a second stream, "
+            "gains outside a module, and functional dropout (call model.eval()) are not followed"
         )
 
 
