@@ -38,7 +38,7 @@ _PUBLIC = {
     "TrainingRun": "gradflow.training.results",
     "TrainingRuns": "gradflow.training.results",
 }
-_MODULES = ("adapters", "branches", "checkpoints", "norms", "schemes", "stack", "symbolic", "training")
+_MODULES = ("adapters", "branches", "checkpoints", "norms", "schemes", "stack", "symbolic", "torch", "training")
 
 __all__ = [
     "Audit",
@@ -75,12 +75,13 @@ __all__ = [
     "subspaces",
     "sweep",
     "symbolic",
+    "torch",
     "training",
     "warmup",
 ]
 
 if TYPE_CHECKING:
-    from gradflow import adapters, branches, checkpoints, norms, schemes, stack, symbolic, training
+    from gradflow import adapters, branches, checkpoints, norms, schemes, stack, symbolic, torch, training
     from gradflow.audits import Audit, audit
     from gradflow.chains import Residual
     from gradflow.comparisons import Comparison, compare

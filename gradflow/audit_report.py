@@ -9,14 +9,13 @@ from rich.text import Text
 
 from gradflow.audits import Audit, C
 from gradflow.baselines import Check
-from gradflow.factors import Profile
+from gradflow.factors import ENDS, Profile
 from gradflow.parallel import BETWEEN
 from gradflow.report import ROWS_SHOWN, grid, number
 from gradflow.schemes import BY_NAME
 from gradflow.verdicts import NOTHING, does, per_layer
 
 MOVES_SHOWN = 24
-FINAL = "final norm"
 _ON_NORM = ("affine", "projection", "norm")
 _KINDS = {"mlp": "MLP", "glu": "gated MLP", "moe": "experts"}
 _WORDS = {"affine": "γ", "projection": "the projection", "norm": "1/‖u‖", "skip": "the skip", "branch": "the branch"}
@@ -57,7 +56,9 @@ def _heading(a: Audit) -> Text:
 def _gains(a: Audit) -> Table:
     """End-to-end gains beside the estimate."""
     p = a.profile
-    several = f", geometric mean over {len(a.ids)} texts" if len(a.ids) > 1 else ""
+    several = (
+        f", geometric mean over {len(a.ids)} {'texts' if a.settings['text'] else 'states'}" if len(a.ids) > 1 else ""
+    )
     names = ("exact", "trunk", "local", "bound")
     table = grid(
         f"Gradient gain, last hidden state to embedding, over {_over(a)}{several}",
@@ -157,9 +158,9 @@ def _norms(a: Audit) -> str:
 
 
 def place(label: str) -> str:
-    """'block 3's attention' from a row's label."""
-    if label == FINAL:
-        return f"the {FINAL}"
+    """'block 3's attention' from a row's label; 'the final norm'."""
+    if label in ENDS:
+        return f"the {label}"
     block, _, branch = label.partition(" ")
     kinds = (part.partition(":")[0] for part in branch.split(BETWEEN))
     return f"block {block}'s {' and '.join(_KINDS.get(kind, kind) for kind in kinds)}"
