@@ -3,12 +3,15 @@
 import importlib
 import json
 import re
+import shlex
 from pathlib import Path
 
 import numpy as np
 import pytest
+import typer
 
 import gradflow
+from gradflow.cli import app
 from gradflow.ledger import book, tables, trained
 from gradflow.ledger.catalogue import BY_NAME, CLAIMS
 from gradflow.ledger.claim import FAILS, HOLDS, OPEN, PARTLY, Case, Figure, judge
@@ -27,7 +30,8 @@ AT_MOST, AT_LEAST = Case("low", "x", most=0.5), Case("high", "x", least=0.5)
         ((AT_MOST, AT_LEAST), LOW, PARTLY),
         ((AT_MOST,), BOTH, OPEN),  # repetitions disagree
         ((AT_MOST, Case("else", "y", most=0.5)), LOW, PARTLY),  # one case is not measured
-        ((AT_MOST, Case("else", "y", most=0.5)), HIGH, OPEN),
+        ((AT_MOST, Case("else", "y", most=0.5)), HIGH, FAILS),
+        ((Case("else", "y", most=0.5),), HIGH, OPEN),
     ],
 )
 def test_verdict_is_computed_from_figures_and_their_spread(cases, figure, word):
@@ -68,15 +72,29 @@ def test_rows_are_whole(claim):
 
 def test_names_are_unique_and_all_are_stored():
     held = json.loads(book.FILE.read_text(encoding="utf-8"))
-    assert list(held["claims"]) == list(BY_NAME) == [claim.name for claim in CLAIMS]
-    assert set(held["settings"]) == {"command", "date", "gradflow", "jax", "python", "device"}
+    assert list(held) == list(BY_NAME) == [claim.name for claim in CLAIMS]
+    for row in held.values():
+        assert set(row["made"]) == {"command", "date", "gradflow", "jax", "python", "device"}
 
 
 def test_page_is_written_from_the_store():
     text = PAGE.read_text(encoding="utf-8")
     assert text == tables.page(gradflow.claims())
-    said = dict(zip(re.findall(r"^## (\S+)$", text, re.M), re.findall(r"^Verdict: \*\*(.+)\*\*\.$", text, re.M), strict=True))
+    said = dict(
+        zip(re.findall(r"^## (\S+)$", text, re.M), re.findall(r"^Verdict: \*\*(.+)\*\*\.$", text, re.M), strict=True)
+    )
     assert said == {entry.claim.name: entry.verdict.word for entry in gradflow.claims()}
+
+
+@pytest.mark.parametrize("claim", CLAIMS, ids=lambda claim: claim.name)
+def test_commands_are_understood(claim):
+    commands = typer.main.get_command(app).commands
+    for line in claim.command.split("; "):
+        program, name, *arguments = shlex.split(line)
+        if program == "gradflow":
+            commands[name].make_context(name, arguments)
+        else:
+            assert (program, (ROOT / name).is_file()) == ("python", True)
 
 
 # A second route to each of three: the closed form, the definition by hand, the runs' own file.

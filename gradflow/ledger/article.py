@@ -24,7 +24,7 @@ CLAIMS = (
         "projection-rank",
         ARTICLE,
         "The projection in it has spectral norm 1 and rank d − 1.",
-        "gradflow derive layernorm --check",
+        "gradflow derive rms --check; gradflow derive layernorm --check",
         "σ₁ = {sigma_rms:.3f}; rank d − {lost_rms:.0f} for RMSNorm, d − {lost_layernorm:.0f} for LayerNorm",
         "jacobians:rank",
         (
@@ -38,7 +38,7 @@ CLAIMS = (
         "trunk-norm",
         ARTICLE,
         "The larger the norm on the trunk, the smaller the gradient.",
-        "gradflow contraction --c 0.4 --seeds 4 (and --c 0.1)",
+        "gradflow contraction --c 0.4 --seeds 4; gradflow contraction --c 0.1 --seeds 4",
         "gain at c = .4 over that at .1: trunk {trunk:.1e}, true gradient {exact:.2f}",
         "initial:trunk_norm",
         (
@@ -52,7 +52,7 @@ CLAIMS = (
         "correlated",
         ARTICLE,
         "In a post-norm network u_j is strongly correlated with x_j.",
-        "gradflow profile post-ln --block attention,mlp:relu; gradflow contraction --activations …",
+        "gradflow profile post-ln --block attention,mlp:relu; gradflow contraction --activations examples/data/minilm_stream.npz",
         "cos(x, u): {attention:.2f} attention, {relu:.2f} ReLU, trained {minilm:.2f} and last {minilm_last:.2f}",
         "initial:correlated",
         (
@@ -68,7 +68,7 @@ CLAIMS = (
         "projected-away",
         ARTICLE,
         "Hence the gradient on the trunk lies along û too, and every layer's projection deletes a good part of it.",
-        "gradflow profile post-ln --block attention,mlp:relu; gradflow contraction --activations …",
+        "gradflow profile post-ln --block attention,mlp:relu; gradflow contraction --activations examples/data/minilm_stream.npz",
         "share of power deleted, at most: {init:.1%} at initialisation, {minilm:.2%} trained, {planar:.0%} if built so",
         "initial:projected_away",
         (
@@ -143,7 +143,7 @@ CLAIMS = (
             ),
             Case("18 blocks, without warm-up (does not learn): first ‖dW‖ / last", "trained_18_bare", most=0.05),
             Case("6 blocks, 400 steps with warm-up (learns): first ‖dW‖ / last", "trained_6", most=0.05),
-            Case("trained MiniLM, 12 sub-layers: rms gain of the trunk", "minilm", most=0.05),
+            Case("trained MiniLM, 12 sub-layers, recorded cotangent: gain of the trunk", "minilm", most=0.05),
         ),
         quick=False,
     ),

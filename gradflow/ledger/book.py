@@ -6,7 +6,7 @@ import json
 import platform
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -33,10 +33,11 @@ class _Dash:
 
 @dataclass(frozen=True)
 class Entry:
-    """A claim with what was found."""
+    """A claim with what was found; ``made`` says when, and by which versions."""
 
     claim: Claim
     figures: Mapping[str, Figure]
+    made: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def verdict(self) -> Verdict:
@@ -63,7 +64,13 @@ class Entry:
         ]
         own = {"name": c.name, "by": c.by, "statement": c.statement, "command": c.command, "found": self.found}
         figures = {name: figure.to_dict() for name, figure in self.figures.items()}
-        return own | {"verdict": self.verdict.word, "quick": c.quick, "cases": cases, "figures": figures}
+        return own | {
+            "verdict": self.verdict.word,
+            "quick": c.quick,
+            "cases": cases,
+            "figures": figures,
+            "made": dict(self.made),
+        }
 
 
 @dataclass(frozen=True, repr=False)
@@ -71,7 +78,12 @@ class Ledger:
     """All claims, or some; indexes and iterates like a tuple of `Entry`, and by name."""
 
     entries: tuple[Entry, ...]
-    settings: dict[str, Any]
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What made the entries; several values where they were not made at once."""
+        names = dict.fromkeys(name for entry in self.entries for name in entry.made)
+        return {name: ", ".join(sorted({entry.made[name] for entry in self.entries if entry.made})) for name in names}
 
     def __len__(self) -> int:
         return len(self.entries)
@@ -159,12 +171,11 @@ def claims(*names: str) -> Ledger:
     """
     chosen = [BY_NAME[checks.one_of("claim", name, BY_NAME)] for name in names] or CLAIMS
     held = json.loads(FILE.read_text(encoding="utf-8"))
-    entries = [Entry(claim, _figures(held["claims"].get(claim.name, {}))) for claim in chosen]
-    return Ledger(tuple(entries), held["settings"])
+    return Ledger(tuple(_entry(claim, **held.get(claim.name, {"made": {}, "figures": {}})) for claim in chosen))
 
 
-def _figures(rows: Mapping[str, Any]) -> dict[str, Figure]:
-    return {name: Figure(**row) for name, row in rows.items()}
+def _entry(claim: Claim, made: dict[str, str], figures: dict[str, Any]) -> Entry:
+    return Entry(claim, {name: Figure(**row) for name, row in figures.items()}, made)
 
 
 def measured(
@@ -188,8 +199,8 @@ def remake(rows: Iterable[Claim], root: Path, progress: Progress | None = None) 
     from gradflow import __version__
 
     began = time.perf_counter()
-    held = json.loads(FILE.read_text(encoding="utf-8"))["claims"] if FILE.exists() else {}
-    settings = {
+    held = json.loads(FILE.read_text(encoding="utf-8")) if FILE.exists() else {}
+    made = {
         "command": "python benchmarks/claims.py",
         "date": datetime.date.today().isoformat(),
         "gradflow": __version__,
@@ -198,7 +209,7 @@ def remake(rows: Iterable[Claim], root: Path, progress: Progress | None = None) 
         "device": jax.default_backend(),
     }
     for claim, figures in measured(rows, root, progress):  # stored one by one: an interruption costs one claim
-        held[claim.name] = {name: figure.to_dict() for name, figure in figures.items()}
-        found = {"settings": settings, "claims": {c.name: held[c.name] for c in CLAIMS if c.name in held}}
+        held[claim.name] = {"made": made, "figures": {name: figure.to_dict() for name, figure in figures.items()}}
+        found = {c.name: held[c.name] for c in CLAIMS if c.name in held}
         FILE.write_text(json.dumps(found, ensure_ascii=False, allow_nan=False, indent=1) + "\n", encoding="utf-8")
     return time.perf_counter() - began

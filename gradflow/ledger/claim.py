@@ -33,7 +33,7 @@ class Figure:
         if not found.size or not np.isfinite(found).all():
             raise ValueError(f"values: a figure needs finite numbers, at least one, got {values!r}")
         mean = np.exp(np.mean(np.log(found))) if geometric else np.mean(found)
-        return cls(*(float(v) for v in (mean, found.min(), found.max())), found.size, of)
+        return cls(float(mean), float(found.min()), float(found.max()), found.size, of)
 
     def to_dict(self) -> dict[str, Any]:
         """For the store."""
@@ -120,18 +120,22 @@ class Verdict(NamedTuple):
     fails: tuple[Case, ...]
     open: tuple[Case, ...]
 
+    def __str__(self) -> str:
+        number = len(self.holds) + len(self.fails) + len(self.open)
+        return f"{self.word} ({len(self.holds)} of {number})" if self.word == PARTLY else self.word
+
 
 def judge(cases: Sequence[Case], figures: Mapping[str, Figure]) -> Verdict:
     """The verdict of a claim, from its figures alone.
 
-    It holds if it holds in every case, does not hold if it fails in every case, and holds under conditions if it holds in some.
-    Where it holds in none and some are open, it is not measured yet.
+    It holds if it does in every case, and under conditions if it does in some. Where it does in none, it does not hold if it
+    fails in any; if all are open, it is not measured yet.
     """
     sorted_: dict[bool | None, list[Case]] = {True: [], False: [], None: []}
     for case in cases:
         sorted_[case.outcome(figures)].append(case)
     holds, fails, unknown = (tuple(sorted_[outcome]) for outcome in (True, False, None))
-    word = (PARTLY if fails or unknown else HOLDS) if holds else (OPEN if unknown else FAILS)
+    word = (PARTLY if fails or unknown else HOLDS) if holds else (FAILS if fails else OPEN)
     return Verdict(word, holds, fails, unknown)
 
 

@@ -23,13 +23,17 @@ Figures = dict[str, Figure]
 def _measured(branch: str, c: float = 0.2, **options: Any) -> Contraction:
     """Networks of the article's skeleton; a Gaussian cotangent needs one backward pass each."""
     probes = None if options.get("reading") == "alignment" else 1
-    return contraction(DEPTH, D, branch=branch, c=c, seeds=SEEDS, probes=probes, **options)
+    found = contraction(DEPTH, D, branch=branch, c=c, seeds=SEEDS, probes=probes, **options)
+    assert isinstance(found, Contraction)
+    return found
 
 
 @functools.lru_cache
 def recorded(root: Path) -> Contraction:
-    """MiniLM's stream on one sentence."""
-    return contraction(activations=root / STREAM, probes=1)
+    """MiniLM's stream on one sentence, with the cotangent recorded there."""
+    found = contraction(activations=root / STREAM)
+    assert isinstance(found, Contraction)
+    return found
 
 
 @functools.lru_cache
@@ -120,4 +124,4 @@ def _planar(branch: str) -> Contraction:
 
 
 def _deleted(p: Profile) -> np.ndarray:
-    return 1 - p.projection**2
+    return np.clip(1 - p.projection**2, 0, None)  # below rounding there is nothing

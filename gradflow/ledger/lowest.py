@@ -1,6 +1,7 @@
 """Measure of what reaches the lowest layers of post-LN: an encoder, a decoder, and networks after training."""
 
 from pathlib import Path
+from typing import Any
 
 from gradflow import profiles
 from gradflow.branches import CrossAttention
@@ -13,7 +14,7 @@ TOKENS, D, SEEDS = 32, 128, 4
 
 def lowest_layers(root: Path) -> dict[str, Figure]:
     """Gain of the gradient at initialisation; first over last weight gradient after training."""
-    stacks = {"encoder": (["attention", "mlp:relu"], 24)}
+    stacks: dict[str, tuple[list[Any], int]] = {"encoder": (["attention", "mlp:relu"], 24)}
     for name, cosine in (("decoder", 0.9), ("decoder_unlike", 0.0)):
         stacks[name] = (["attention:causal", CrossAttention(memory=32, memory_cosine=cosine), "mlp:relu"], 12)
     found = {}

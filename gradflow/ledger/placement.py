@@ -91,7 +91,7 @@ def both_books(root: Path) -> Figures:
 
 
 def admin_evens(root: Path) -> Figures:
-    """Largest over least contribution of a branch to the output's power; and who learns without warm-up."""
+    """Largest over least contribution of a branch to the output's power."""
     schemes = {"post_ln": "post-ln", "admin": "admin"}
     found = {}
     for name, row in schemes.items():
@@ -102,6 +102,4 @@ def admin_evens(root: Path) -> Figures:
         kept = np.cumprod((1 - share)[:, ::-1], 1)[:, ::-1]  # from a sub-layer's input to the output
         own = share * np.concatenate([kept[:, 1:], np.ones_like(kept[:, :1])], 1)
         found[name] = Figure.over(own.max(1) / own.min(1), geometric=True)
-    for name, file in (("learn_6", "remedies"), ("learn_18", "deep")):
-        found[name] = trained.over([r["learns"] for r in trained.runs(root, file, scheme="admin", warmup=0)])
     return found

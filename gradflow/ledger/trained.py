@@ -62,15 +62,23 @@ def early_norm(root: Path) -> Figures:
 
 
 def adam_early(root: Path) -> Figures:
-    """How large Adam's first update is, and whether what follows from that is seen."""
+    """How large Adam's first update is."""
     warmed, bare = (runs(root, "warm-up", scheme="post-ln", warmup=steps) for steps in (200, 0))
-    optimizers = {name: runs(root, "optimizers", optimizer=name, warmup=0) for name in ("sgd", "radam")}
     return {
         "update": over([r["series"]["update_rms"][0] / late(r, "update_rms") for r in warmed], True),
         "move": over([r["series"]["stream_move"][0] for r in bare]),
+    }
+
+
+def adam_cause(root: Path) -> Figures:
+    """Whether what would follow from that is seen, without warm-up."""
+    pre_ln = runs(root, "warm-up", scheme="pre-ln", warmup=0)
+    optimizers = {name: runs(root, "optimizers", optimizer=name, warmup=0) for name in ("sgd", "radam")}
+    return {
         "sgd": learn([r for r in optimizers["sgd"] if r["lr"] == 0.1]),
         "radam": learn(optimizers["radam"]),
-        "pre_ln": learn(runs(root, "warm-up", scheme="pre-ln", warmup=0)),
+        "pre_ln": learn(pre_ln),
+        "pre_move": over([r["series"]["stream_move"][0] for r in pre_ln]),
     }
 
 
@@ -156,6 +164,13 @@ def pre_ln_rates(root: Path) -> Figures:
         "ratio_18": over([largest / least]),
         "bare_6": over([float(bare[0][key]) - float(bare[1][key]) for key in bare[0]]),
     }
+
+
+def admin_mitigates(root: Path) -> Figures:
+    """Which runs of Admin (profiled) learn without warm-up, and of post-LN, of either depth."""
+    files = {"learn_6": "remedies", "learn_18": "deep"}
+    found = {name: learn(runs(root, file, scheme="admin", warmup=0)) for name, file in files.items()}
+    return found | {"bare": learn([r for rows in _bare(root).values() for r in rows])}
 
 
 def sandwich_experts(root: Path) -> Figures:
