@@ -136,11 +136,11 @@ def test_stored_runs_by_hand():
         trained.stored(ROOT / "nowhere", "warm-up")
 
 
-def test_shell(shell, monkeypatch):
+def test_shell(shell):
     code, out, err = shell("claims")
     assert (code, err) == (0, "")
     assert max(map(len, out.splitlines())) <= 100
-    assert all(re.search(rf"^{name} ", out, re.M) for name in BY_NAME)
+    assert all(re.search(rf"^ {name} ", out, re.M) for name in BY_NAME)
     code, out, _ = shell("claims", "--json")
     assert {c["name"]: c["verdict"] for c in json.loads(out)["claims"]} == {
         e.claim.name: e.verdict.word for e in gradflow.claims()

@@ -185,11 +185,12 @@ def sandwich_experts(root: Path) -> Figures:
 
     def ratios(name: str, routers: Sequence[str]) -> Figure:
         cases = [(router, tilt) for router, tilt, scheme in rows if scheme == "pre-ln" and router in routers]
-        return over([figure(*case, "sandwich", name) / figure(*case, "pre-ln", name) for case in cases])
+        pairs = [(figure(*case, "sandwich", name), figure(*case, "pre-ln", name)) for case in cases]
+        return Figure.over([after / before for after, before in pairs], "rows, means of four networks")
 
     def drift(router: str) -> Figure:
         logs = [np.log(figure(router, 3, s, "gain") / figure(router, 0, s, "gain")) for s in ("sandwich", "pre-ln")]
-        return Figure.over([abs(logs[0]) / abs(logs[1])], "means of four networks")
+        return Figure.over([abs(logs[0]) / abs(logs[1])], "rows, means of four networks")
 
     dropping = [router for router, *_ in rows if "capacity" in router]
     return {
