@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from gradflow import shell
+from gradflow.ledger.shell import claims
 from gradflow.options import Block, Dtype, FinalNorm, Html, Init, Json, Key, Memory, MemoryCosine, Plot
 from gradflow.spectra.shell import spectrum
 from gradflow.sweep_shell import sweep
@@ -417,7 +418,7 @@ def compare(
     shell.emit(result, comparison_report.table(result), as_json, plot)
 
 
-for command in (spectrum, sweep, warmup):
+for command in (spectrum, sweep, warmup, claims):
     app.command()(command)
 
 
