@@ -46,6 +46,12 @@ def test_a_verdict_turns_when_its_figure_does():
     assert case in judge(entry.claim.cases, turned).holds
 
 
+def test_limits_in_words():
+    cases = [{"least": 1, "most": 1}, {"least": 1 - 1e-12, "most": 1 + 1e-12}, {"least": 0.5, "most": 2}, {"most": 0.1}]
+    said = [Case("", "x", **limits).limits for limits in cases]
+    assert said == ["1", "1 ± 1e-12", "0.5 … 2", "≤ 0.1"]
+
+
 @pytest.mark.parametrize("values", [[], [np.nan], [1.0, np.inf]])
 def test_a_figure_needs_finite_numbers(values):
     with pytest.raises(ValueError, match="values: a figure needs finite numbers"):
