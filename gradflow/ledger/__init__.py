@@ -1,6 +1,6 @@
 """The claims ledger: statements of the article and the primer, each with its measurement and a verdict computed from it.
 
-    rows (article, placements, learning) → catalogue → measures (jacobians, initial, lowest, placement, trained)
+    rows (article, placements, learning) → catalogue → measures (jacobians, initial, lowest, compared, trained)
          → results.json → book → tables, shell
 
 A row says the statement, the command, and under which circumstances which figure must lie where. No verdict is written down:

@@ -78,7 +78,13 @@ class Case:
         """As in ``0.5 … 2`` or ``≤ 0.01``."""
         if math.isinf(self.least):
             return f"≤ {short(self.most)}"
-        return f"≥ {short(self.least)}" if math.isinf(self.most) else f"{short(self.least)} … {short(self.most)}"
+        if math.isinf(self.most):
+            return f"≥ {short(self.least)}"
+        low, high = short(self.least), short(self.most)
+        if low != high:
+            return f"{low} … {high}"
+        half = (self.most - self.least) / 2  # as narrow as rounding
+        return f"{low} ± {half:.0e}" if half else low
 
     def why_open(self, figures: Mapping[str, Figure]) -> str:
         """What is missing for an answer."""

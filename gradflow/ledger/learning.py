@@ -23,7 +23,7 @@ CLAIMS = (
     Claim(
         "adam-early",
         PRIMER,
-        "Adam's early updates are larger than its later ones, and too large for post-LN.",
+        "Adam's early updates are too large.",
         RUNS.format("warm-up"),
         "update's rms, first over later, {update:.1f}; the first step moves the last stream by {move:.0%}",
         "trained:adam_early",

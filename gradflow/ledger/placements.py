@@ -15,7 +15,7 @@ CLAIMS = (
         "In pre-LN the first and the last block get gradients of one size.",
         "gradflow compare pre-ln --block attention,mlp:relu --depth 24 --final-norm",
         "first block's over the last's: stream {stream:.2f}, weights {weights:.2f}; trained {trained_6:.1f}, {trained_18:.1f}",
-        "placement:pre_ln_even",
+        "compared:pre_ln_even",
         (
             Case("24 blocks at initialisation: gradient of the stream", "stream", **EVEN),
             Case("24 blocks at initialisation: gradient of the weights", "weights", **EVEN),
@@ -31,7 +31,7 @@ CLAIMS = (
         "The residual stream of pre-LN grows as √L.",
         "gradflow sweep pre-ln --block mlp:relu --depth 12,24,48",
         "exponent of depth {relu:.2f} (ReLU MLPs), {attention:.2f} (with attention); trained {trained:.2f}",
-        "placement:pre_ln_stream",
+        "compared:pre_ln_stream",
         (
             Case("at initialisation, ReLU MLPs, sub-layers 12 to 96: exponent", "relu", 0.4, 0.6),
             Case("at initialisation, attention + ReLU MLP, sub-layers 12 to 96: exponent", "attention", 0.4, 0.6),
@@ -45,7 +45,7 @@ CLAIMS = (
         "The deep blocks of pre-LN are drowned by the stream: what they add hardly counts.",
         "gradflow compare pre-ln --block mlp:relu --depth 48",
         "share of the sum's power added at the last sub-layer: {last_48:.1%} of 48, {last_6:.0%} of 6",
-        "placement:pre_ln_drowned",
+        "compared:pre_ln_drowned",
         (
             Case("48 ReLU MLPs at initialisation: the last one's share of the power", "last_48", most=0.05),
             Case("6 ReLU MLPs at initialisation", "last_6", most=0.05),
@@ -59,7 +59,7 @@ CLAIMS = (
         "gradflow compare deepnorm residual-scaling post-ln pre-ln --block mlp:relu --depth 24",
         "stream at the end, gain: DeepNorm {deepnorm_stream:.2f}, {deepnorm_gain:.2f}; scaling {residual-scaling_stream:.2f}, "
         "{residual-scaling_gain:.2f}",
-        "placement:both_books",
+        "compared:both_books",
         tuple(
             Case(f"{words}: {what}", f"{row}_{figure}", **EVEN)
             for row, words in (("deepnorm", "DeepNorm"), ("residual-scaling", "residual scaling"))
@@ -76,7 +76,7 @@ CLAIMS = (
         "Admin evens out how much each layer contributes to the output's variance.",
         "gradflow compare post-ln admin --block mlp:relu --depth 24",
         "largest contribution over least: Admin {admin:.2f}, post-LN {post_ln:.0f}",
-        "placement:admin_evens",
+        "compared:admin_evens",
         (
             Case(
                 "24 ReLU MLPs at initialisation: largest share of a branch in the output over the least",

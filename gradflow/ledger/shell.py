@@ -11,7 +11,10 @@ from gradflow.options import Json
 def claims(
     names: Annotated[list[str] | None, typer.Argument(help="Claims; all without any.")] = None,
     check: Annotated[
-        bool, typer.Option("--check", help="Measure the quick ones again; exit code 1 if a verdict changed.")
+        bool,
+        typer.Option(
+            "--check", help="Measure the quick ones again (a minute or two); exit code 1 if a verdict changed."
+        ),
     ] = False,
     as_json: Json = False,
 ) -> None:
