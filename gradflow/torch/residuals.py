@@ -42,6 +42,8 @@ class Sublayer:
         As measured.
     norms : (NormCall or None, NormCall or None, NormCall or None)
         At the branch's input, its output, and the output.
+    readers : int
+        How many norms read the stream: with two, each is one of two parallel branches' and ``norms`` holds neither.
     """
 
     label: str
@@ -51,6 +53,7 @@ class Sublayer:
     alpha: float
     beta: float
     norms: tuple[NormCall | None, NormCall | None, NormCall | None]
+    readers: int
 
 
 def alike(a: Any, b: Any) -> bool:
@@ -157,7 +160,8 @@ class _Block:
             norm_out = next(call for call in calls if call.entered is tensor) if post else None
             out = tensor if norm_out is None else norm_out.left
             label = f"{self.number} {'parallel' if several else self._kind(kinds, found)}"
-            found.append(Sublayer(label, stream, tensor, out, alpha, beta, (norm_in, norm_branch, norm_out)))
+            norms = (norm_in, norm_branch, norm_out)
+            found.append(Sublayer(label, stream, tensor, out, alpha, beta, norms, len(readers)))
             stream, seen, kinds = out, [], []
         if not found or found[-1].out is not end.tensor:
             self._refuse(start, events, end)

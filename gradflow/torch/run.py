@@ -145,13 +145,14 @@ def _backward(
             "model: the stream carries no gradient (activation checkpointing with use_reentrant=True, or a no_grad inside); "
             "use use_reentrant=False, or switch it off"
         )
-    own = getattr(output, "loss", None)
+    own: Any = getattr(output, "loss", None)
     if loss is None and own is None:
         generator = torch.Generator().manual_seed(key)
         sent = torch.randn(end.shape, generator=generator, dtype=torch.float64).to(end.device, end.dtype)
         kind, start, grads = "gaussian", end, sent
     else:
-        kind, start, grads = "loss", own if loss is None else loss(output), None
+        start: Any = own if loss is None else loss(output)
+        kind, grads = "loss", None
         if not (isinstance(start, torch.Tensor) and start.ndim == 0 and start.requires_grad):
             raise ValueError("loss: must return one real number that depends on the model's output, as a scalar tensor")
     pulled = torch.autograd.grad(start, tensors, grads, allow_unused=True)
@@ -165,12 +166,14 @@ def _real(mask: Any, shape: tuple[int, ...]) -> np.ndarray | None:
     """The mask as (batch, tokens) of bool."""
     if mask is None:
         return None
-    return profiles._real(mask.detach().cpu().numpy() if isinstance(mask, torch.Tensor) else mask, (shape[0], shape[1]))
+    return profiles.real_tokens(
+        mask.detach().cpu().numpy() if isinstance(mask, torch.Tensor) else mask, (shape[0], shape[1])
+    )
 
 
 def _scheme(found: list[Sublayer]) -> str:
     """The residual equation as it was found, by its slots."""
-    slots = {tuple(norm is not None for norm in row.norms) for row in found}
+    slots = {(row.readers > 0, row.norms[1] is not None, row.norms[2] is not None) for row in found}
     names = {
         (False, False, True): "post-ln",
         (True, False, False): "pre-ln",
