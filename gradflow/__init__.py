@@ -22,6 +22,7 @@ _PUBLIC = {
     "sweep": "gradflow.sweep_run",
     "derive": "gradflow.symbolic",
     "warmup": "gradflow.training.run",
+    "claims": "gradflow.ledger.book",
     "Audit": "gradflow.audits",
     "Comparison": "gradflow.comparisons",
     "Design": "gradflow.designs",
@@ -30,6 +31,7 @@ _PUBLIC = {
     "Profile": "gradflow.factors",
     "Residual": "gradflow.chains",
     "Interval": "gradflow.intervals",
+    "Ledger": "gradflow.ledger.book",
     "Scheme": "gradflow.schemes",
     "Spectrum": "gradflow.spectra.result",
     "Stack": "gradflow.stack",
@@ -47,6 +49,7 @@ __all__ = [
     "ContractionSweep",
     "Design",
     "Interval",
+    "Ledger",
     "Profile",
     "Residual",
     "Scheme",
@@ -61,6 +64,7 @@ __all__ = [
     "audit",
     "branches",
     "checkpoints",
+    "claims",
     "compare",
     "constants",
     "contraction",
@@ -91,6 +95,7 @@ if TYPE_CHECKING:
     from gradflow.factors import Profile
     from gradflow.intervals import Interval
     from gradflow.laws import law
+    from gradflow.ledger.book import Ledger, claims
     from gradflow.prescriptions import constants
     from gradflow.profiles import profile
     from gradflow.schemes import Scheme

@@ -15,18 +15,8 @@ from gradflow.matrices import Basis, Params, State, gaussian, linear, pushed
 from gradflow.mlp import MLP, hidden_norm, suffix
 from gradflow.norms import BY_NAME
 from gradflow.qkv import NormedValues
+from gradflow.rotary import BASE, frequencies, rotated
 from gradflow.symbolic import moments as symbolic
-
-BASE = 10_000.0
-
-
-def _rotated(x: Float[Array, "heads tokens k"]) -> Float[Array, "heads tokens k"]:
-    """Each pair of halves turned by position times its frequency BASE^(−2i/k)."""
-    tokens, half = x.shape[-2], x.shape[-1] // 2
-    angles = jnp.outer(jnp.arange(tokens, dtype=x.dtype), BASE ** -(jnp.arange(half, dtype=x.dtype) / half))
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    return jnp.concatenate([first * cos - second * sin, second * cos + first * sin, rest], -1)
 
 
 def heads_at(heads: int | None, d: int) -> int:
@@ -48,29 +38,41 @@ def split(state: State, heads: int) -> Float[Array, "heads tokens k"]:
     return state.reshape(len(state), heads, -1).swapaxes(0, 1)
 
 
-def unit_rms(*each: Array) -> tuple[Array, ...]:
+def unit_rms(*each: Array, eps: float = 0.0) -> tuple[Array, ...]:
     """RMSNorm along the last axis."""
-    return tuple(t * jax.lax.rsqrt(jnp.mean(t**2, -1, keepdims=True)) for t in each)
+    return tuple(t * jax.lax.rsqrt(jnp.mean(t**2, -1, keepdims=True) + eps) for t in each)
 
 
-def mix(q: Array, k: Array, v: Array, seen: Array | None = None) -> State:
-    """softmax(qkᵀ/√size) v of every head, side by side again; ``seen`` (queries, keys) or (keys,) is False where hidden."""
-    logits = jnp.einsum("hik,hjk->hij", q, k) / math.sqrt(q.shape[-1])
+def mix(
+    q: Array, k: Array, v: Array, seen: Array | None = None, scale: float | None = None, softcap: float | None = None
+) -> State:
+    """softmax(scale·qkᵀ) v of every head, side by side again; ``seen`` (queries, keys) or (keys,) is False where hidden."""
+    logits = jnp.einsum("hik,hjk->hij", q, k)
+    logits = logits / math.sqrt(q.shape[-1]) if scale is None else logits * scale
+    if softcap is not None:
+        logits = softcap * jnp.tanh(logits / softcap)
     if seen is not None:  # the least finite number, not −inf: a row that sees nothing stays finite
         logits = jnp.where(seen, logits, jnp.finfo(logits.dtype).min)
     return jnp.einsum("hij,hjk->ihk", jax.nn.softmax(logits), v).reshape(q.shape[1], -1)
 
 
-def drawn(key: Array, d: int, gain_in: float, gain: float, dtype: Any) -> Params:
-    """W_Q, W_K, W_V of gain ``gain_in`` and W_O of ``gain``, each (d, d)."""
-    names, gains = ("w_q", "w_k", "w_v", "w_o"), (gain_in, gain_in, gain_in, gain)
-    keys = jax.random.split(key, len(names))
-    return {n: gaussian(k, (d, d), g / math.sqrt(d), dtype) for n, k, g in zip(names, keys, gains, strict=True)}
+def drawn(
+    key: Array, d: int, gain_in: float, gain: float, dtype: Any, queries: int | None = None, keys: int | None = None
+) -> Params:
+    """W_Q, W_K, W_V of gain ``gain_in`` and W_O of ``gain``; ``queries`` and ``keys`` (and values) are as wide as d, or given."""
+    wide, narrow = queries or d, keys or d
+    shapes = {"w_q": (wide, d), "w_k": (narrow, d), "w_v": (narrow, d), "w_o": (d, wide)}
+    gains = dict.fromkeys(shapes, gain_in) | {"w_o": gain}
+    each = zip(shapes.items(), jax.random.split(key, len(shapes)), strict=True)
+    return {n: gaussian(k, shape, gains[n] / math.sqrt(shape[1]), dtype) for (n, shape), k in each}
 
 
 @dataclass(frozen=True)
 class Attention:
     """Multi-head self-attention, f(x) = W_O N(concat_h softmax(QKᵀ/√(d/heads)) V), without dropout.
+
+    Given weights may bring along depth, beside biases, ``gain_q`` and ``gain_k`` behind the norms of queries and keys,
+    ``rope``, the frequencies of the pairs that are turned, and ``reach``, how many tokens back a query sees, itself the first.
 
     Attributes
     ----------
@@ -87,7 +89,17 @@ class Attention:
     hidden_norm : {None, "layernorm", "rms"}
         N before W_O, ε = 0: Sub-LN (Wang et al. 2022, 2210.06423).
     qkv_norm, eps : str, float
-        A norm that the queries, keys and values of every head pass (`gradflow.qkv`), and its ε.
+        A norm that the queries, keys and values of every head pass (`gradflow.qkv`); its ε, or that of ``qk_norm``.
+    kv_heads : int or None
+        Heads of keys and values, each for heads/kv_heads queries in turn (Ainslie et al. 2023, 2305.13245); ``None``: heads.
+    head_size : int or None
+        Width of a head; ``None``: d/heads.
+    scale : float or None
+        Factor of the logits; ``None``: 1/√head_size.
+    softcap : float or None
+        Logits become softcap·tanh(logits/softcap) (Gemma 2: 2408.00118).
+    qk_whole : bool
+        Whether ``qk_norm`` goes over all heads at once (OLMo 2: 2501.00656).
     """
 
     heads: int | None = None
@@ -99,13 +111,27 @@ class Attention:
     hidden_norm: str | None = None
     qkv_norm: str = "none"
     eps: float = 0.0
+    kv_heads: int | None = None
+    head_size: int | None = None
+    scale: float | None = None
+    softcap: float | None = None
+    qk_whole: bool = False
     tokenwise = False
     matrices = ("_q", "_k", "_v", "_o")
     inner, outer = ("w_v",), ("w_o",)
 
     def __post_init__(self) -> None:
-        if self.heads is not None:
-            checks.integer("heads", self.heads, 1)
+        for name in ("heads", "kv_heads", "head_size"):
+            if getattr(self, name) is not None:
+                checks.integer(name, getattr(self, name), 1)
+        for name in ("scale", "softcap"):
+            value = getattr(self, name)
+            if value is not None and not (isinstance(value, int | float) and 0 < value < math.inf):
+                raise ValueError(f"{name}: needs a finite number above 0, or None, got {value!r}")
+        if self.head_size and not self.heads:
+            raise ValueError("heads: say how many, where head_size says how wide")
+        if self.qk_whole and not self.qk_norm:
+            raise ValueError("qk_whole: says how far qk_norm goes; give qk_norm=True too")
         suffix(self.hidden_norm)
 
     @staticmethod
@@ -118,40 +144,89 @@ class Attention:
 
     @property
     def name(self) -> str:
-        """``attention``, then of ``:causal``, ``:rope``, ``:qk-norm``, ``:qkv-norm`` what it has, and ``+NORM`` before W_O."""
+        """``attention``, then of ``:causal``, ``:rope``, ``:qk-norm``, ``:qkv-norm``, ``:grouped``, ``:softcap`` what it has,
+        and ``+NORM`` before W_O.
+        """
         options = {
             "causal": self.causal,
             "rope": self.rope,
             "qk-norm": self.qk_norm,
             "qkv-norm": self.qkv_norm != "none",
+            "grouped": self.kv_heads is not None,
+            "softcap": self.softcap is not None,
         }
         return ":".join(["attention", *(name for name, on in options.items() if on)]) + suffix(self.hidden_norm)
 
     def heads_of(self, d: int) -> int:
         """Number of heads at width ``d``."""
-        return heads_at(self.heads, d)
+        return self.heads if self.heads and self.head_size else heads_at(self.heads, d)
+
+    def size_of(self, d: int) -> int:
+        """Width of a head at width ``d``."""
+        return self.head_size or d // self.heads_of(d)
+
+    def kv_heads_of(self, d: int) -> int:
+        """Number of heads of keys and values at width ``d``."""
+        heads = self.heads_of(d)
+        if self.kv_heads and heads % self.kv_heads:
+            raise ValueError(f"kv_heads: {self.kv_heads} do not divide {heads} heads")
+        return self.kv_heads or heads
 
     def init(self, key: Array, d: int, dtype: Any) -> Params:
-        """W_Q, W_K, W_V, W_O, each (d, d)."""
-        self.heads_of(d)
-        return drawn(key, d, self.gain_in, self.gain, dtype)
+        """W_Q (heads·size, d), W_K and W_V (kv_heads·size, d), W_O (d, heads·size): (d, d) by default."""
+        size = self.size_of(d)
+        return drawn(key, d, self.gain_in, self.gain, dtype, self.heads_of(d) * size, self.kv_heads_of(d) * size)
+
+    def queries_and_keys(self, params: Params, q: Array, k: Array) -> tuple[Array, Array]:
+        """They behind their own norms' gains, where these have any."""
+        q, k = unit_rms(q, k, eps=self.eps)
+        return (q * params["gain_q"], k * params["gain_k"]) if "gain_q" in params else (q, k)
 
     def apply(self, params: Params, x: State) -> State:
         """``f(x)``; ``params["mask"]`` (tokens,) is False at keys that nobody may attend to."""
         tokens, d = x.shape
-        heads = self.heads_of(d)
-        q, k, v = (split(linear(params, name, x), heads) for name in ("_q", "_k", "_v"))
+        heads, few = self.heads_of(d), self.kv_heads_of(d)
+        q, k, v = (linear(params, name, x) for name in ("_q", "_k", "_v"))
+        if self.qk_whole:
+            q, k = self.queries_and_keys(params, q, k)
+        q, k, v = split(q, heads), split(k, few), split(v, few)
         if self.qkv_norm != "none":
-            norm = BY_NAME[self.qkv_norm].init(d // heads, self.eps, x.dtype)
+            norm = BY_NAME[self.qkv_norm].init(self.size_of(d), self.eps, x.dtype)
             q, k, v = norm(q), norm(k), norm(v)
-        if self.qk_norm:
-            q, k = unit_rms(q, k)
+        if self.qk_norm and not self.qk_whole:
+            q, k = self.queries_and_keys(params, q, k)
         if self.rope:
-            q, k = (_rotated(t) for t in (q, k))
+            turns = params["rope"] if "rope" in params else jnp.asarray(frequencies(self.size_of(d)), x.dtype)
+            q, k = (rotated(t, turns) for t in (q, k))
+        if few < heads:
+            k, v = (jnp.repeat(t, heads // few, 0) for t in (k, v))
+        mixed = mix(q, k, v, self.seen(params, tokens), self.scale, self.softcap)
+        return linear(params, "_o", hidden_norm(self.hidden_norm, mixed)[0])
+
+    def seen(self, params: Params, tokens: int) -> Array | None:
+        """Which keys each query may attend to; ``None``: all."""
         seen = jnp.tri(tokens, dtype=bool) if self.causal else None
+        if "reach" in params:
+            near = jnp.subtract.outer(jnp.arange(tokens), jnp.arange(tokens)) < params["reach"]
+            seen = near if seen is None else seen & near
         if "mask" in params:
             seen = params["mask"] if seen is None else seen & params["mask"]
-        return linear(params, "_o", hidden_norm(self.hidden_norm, mix(q, k, v, seen))[0])
+        return seen
+
+    def of_law(self) -> "Attention":
+        """Itself, where the law knows its options.
+
+        Raises
+        ------
+        ValueError
+            For an option without a derivation.
+        """
+        for name in ("kv_heads", "head_size", "scale", "softcap"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: attention with it has no derived law; gradflow.profile measures it")
+        if self.qk_whole:
+            raise ValueError("qk_whole: attention with it has no derived law; gradflow.profile measures it")
+        return self
 
     @property
     def scores_normed(self) -> bool:
@@ -187,6 +262,7 @@ class Attention:
 
     def of_one_token(self) -> MLP | NormedValues:
         """What it is where a token sees itself alone: W_O N(W_V x), N of the values, before W_O, or none."""
+        self.of_law()
         if self.qkv_norm != "none":
             return NormedValues(self)
         return MLP("linear", 1, self.gain, self.gain_in, hidden_norm=self.hidden_norm)

@@ -10,21 +10,26 @@ from rich.text import Text
 from gradflow.audits import Audit, C
 from gradflow.baselines import Check
 from gradflow.factors import ENDS, Profile
+from gradflow.parallel import BETWEEN
 from gradflow.report import ROWS_SHOWN, grid, number
+from gradflow.schemes import BY_NAME
 from gradflow.verdicts import NOTHING, does, per_layer
 
 MOVES_SHOWN = 24
+_ON_NORM = ("affine", "projection", "norm")
+_KINDS = {"mlp": "MLP", "glu": "gated MLP", "moe": "experts"}
 _WORDS = {"affine": "γ", "projection": "the projection", "norm": "1/‖u‖", "skip": "the skip", "branch": "the branch"}
 _NOTE = (
     "stream: rms of x as it enters; share: the branch's, ‖f‖/‖u‖, u = x + f(x), over all tokens; cos(x,u): mean over tokens; "
-    "align: cosine of the arriving gradient with û; net: product of the factors{skip}; exact, trunk (F = 0): gain from the "
+    "align: cosine of the arriving gradient with û; net: product of the factors{skip}; exact{trunk}: gain from the "
     "output back to the sub-layer's input."
 )
 
 
 def audit(a: Audit) -> Group:
     """One screen: what was run, the gains end to end, the factors of every sub-layer, the verdict."""
-    return Group(_heading(a), "", _gains(a), _factors(a.profile), _note(a.profile), "", Text(f"Verdict: {a.verdict}"))
+    factors = _factors(a.profile, BY_NAME[a.settings["scheme"]].norm_out)
+    return Group(_heading(a), "", _gains(a), factors, _note(a), "", Text(f"Verdict: {a.verdict}"))
 
 
 def _heading(a: Audit) -> Text:
@@ -34,7 +39,7 @@ def _heading(a: Audit) -> Text:
     probes = f" × {s['probes']} probes" if s["probes"] > 1 else ""
     parts = [
         f"{s['model']} ({a.family})",
-        f"{s['depth']} blocks, {len(a.profile.labels)} sub-layers",
+        f"{s['depth']} blocks, {a.sublayers} sub-layers",
         f"d = {s['d']}",
         f"ε = {s['eps']:g}",
         f"tokens = {lengths}",
@@ -42,6 +47,8 @@ def _heading(a: Audit) -> Text:
         f"key {s['key']}",
         s["dtype"],
     ]
+    if s["loss"] is not None:
+        parts.append(f"loss = {np.mean(s['loss']):.4g}")
     vouched = f"parity: {parity.tested} ({parity.states} states, off by {parity.worst:.1e} of their rms at most)"
     return Text(" · ".join(parts) + "\n" + vouched, style="dim")
 
@@ -54,13 +61,18 @@ def _gains(a: Audit) -> Table:
     )
     names = ("exact", "trunk", "local", "bound")
     table = grid(
-        f"Gradient gain, last hidden state to embedding, over {len(p.labels)} sub-layers{several}",
+        f"Gradient gain, last hidden state to embedding, over {_over(a)}{several}",
         ("", "exact", "trunk", "local", "bound ∏ (1 − c_j)/‖u_j‖", f"(1 − {C:g})^L"),
     )
     ends = [end(p, name) for name in names] + [a.closed_form]
     table.add_row("end to end", *map(number, ends))
-    table.add_row("per sub-layer", *(number(gain ** (1 / len(p.labels))) for gain in ends))
+    table.add_row("per sub-layer", *(number(gain ** (1 / a.sublayers)) for gain in ends))
     return table
+
+
+def _over(a: Audit) -> str:
+    """What the gains go over."""
+    return f"{a.sublayers} sub-layers" + (" and a final norm" if a.settings["final_norm"] else "")
 
 
 def end(p: Profile, name: str) -> float:
@@ -68,7 +80,7 @@ def end(p: Profile, name: str) -> float:
     return float(np.exp(np.mean(getattr(p, f"log_{name}")[:, 0])))
 
 
-def _factors(p: Profile) -> Table:
+def _factors(p: Profile, on_identity: bool) -> Table:
     """One row a sub-layer; the middle of a deep model is left out."""
 
     def mean(name: str) -> np.ndarray:
@@ -86,7 +98,7 @@ def _factors(p: Profile) -> Table:
         "branch": mean("branch"),
         "net": mean("net"),
         "exact": mean("exact"),
-        "trunk": mean("trunk"),
+        **({"trunk": mean("trunk")} if on_identity else {}),  # else it is the final norm's net everywhere
     }
     table = grid("Factors per sub-layer, input to output", ("", *columns))
     n, half = len(p.labels), ROWS_SHOWN // 2
@@ -102,13 +114,15 @@ def _unit_skip(p: Profile) -> bool:
     return bool(np.all(p.skip == 1))
 
 
-def _note(p: Profile) -> Text:
-    return Text(_NOTE.format(skip=", the skip's being 1 everywhere" if _unit_skip(p) else ""), style="dim")
+def _note(a: Audit) -> Text:
+    skip = ", the skip's being 1 everywhere" if _unit_skip(a.profile) else ""
+    trunk = ", trunk (F = 0)" if BY_NAME[a.settings["scheme"]].norm_out else ""
+    return Text(_NOTE.format(skip=skip, trunk=trunk), style="dim")
 
 
 def verdict(a: Audit) -> str:
     """Which block and factor lose most, what the branches return, and whether the argument's premise and conclusion hold."""
-    p, S = a.profile, len(a.profile.labels)
+    p, S = a.profile, a.sublayers
     exact, trunk, bound = (end(p, name) for name in ("exact", "trunk", "bound"))
     estimate = np.log(a.closed_form)
     holds = exact > 0 and abs(np.log(exact) - estimate) < 0.25 * abs(estimate)
@@ -116,13 +130,31 @@ def verdict(a: Audit) -> str:
         f"{'as' if holds else 'where'} (1 − {C:g})^{S} says {a.closed_form:.4g} and the argument's product {bound:.4g}"
     )
     parts = [
-        f"The gradient keeps {exact:.4g} over {S} sub-layers (trunk alone: {trunk:.4g}), {says}",
+        f"The gradient keeps {exact:.4g} over {_over(a)} (trunk alone: {trunk:.4g}), {says}",
         _blame(a),
-        f"per sub-layer {', '.join(f'{_WORDS[name]} {_short(p, name)}' for name in ('affine', 'projection', 'norm'))}",
-        _branch(per_layer(p, "branch")),
-        _premise(p),
+        _norms(a),
+        _branch(per_layer(p, "branch") ** (len(p.labels) / S)),
+        _premise(a),
     ]
     return "; ".join(parts) + "."
+
+
+def _on_identity(a: Audit) -> slice:
+    """The rows whose norm stands on the identity path: all of them, or the last one, or none."""
+    if BY_NAME[a.settings["scheme"]].norm_out:
+        return slice(None)
+    return slice(a.sublayers, None)
+
+
+def _norms(a: Audit) -> str:
+    """What the norms on the identity path take."""
+    labels = a.profile.labels
+    rows = labels[_on_identity(a)]
+    if not rows:
+        return "no norm stands on the identity path"
+    each = {name: per_layer(a.profile, name) ** (len(labels) / len(rows)) for name in _ON_NORM}
+    where = "per sub-layer" if len(rows) > 1 else "no norm but the final one stands on the identity path, where"
+    return f"{where} {', '.join(f'{_WORDS[name]} {_short(gain)}' for name, gain in each.items())}"
 
 
 def place(label: str) -> str:
@@ -130,8 +162,8 @@ def place(label: str) -> str:
     if label in ENDS:
         return f"the {label}"
     block, _, branch = label.partition(" ")
-    kind = branch.partition(":")[0]
-    return f"block {block}'s {kind.upper() if kind == 'mlp' else kind}"
+    kinds = (part.partition(":")[0] for part in branch.split(BETWEEN))
+    return f"block {block}'s {' and '.join(_KINDS.get(kind, kind) for kind in kinds)}"
 
 
 def _blame(a: Audit) -> str:
@@ -143,8 +175,8 @@ def _blame(a: Audit) -> str:
     )
 
 
-def _short(p: Profile, name: str) -> str:
-    return does(per_layer(p, name)).removesuffix(" per sub-layer")
+def _short(gain: float) -> str:
+    return does(gain).removesuffix(" per sub-layer")
 
 
 def _branch(gain: float) -> str:
@@ -154,13 +186,13 @@ def _branch(gain: float) -> str:
     return f"the branches, which the estimate leaves out, {verb} {100 * abs(gain - 1):.3g} %"
 
 
-def _premise(p: Profile) -> str:
-    x_u: Any = p.stream_cosine
-    align: Any = p.alignment
-    return (
-        f"the premise, cos(x, u), is {x_u.min():.2f} to {x_u.max():.2f}; what the projection acts on, the gradient's cosine "
-        f"with u, is at most {align.max():.2f}"
-    )
+def _premise(a: Audit) -> str:
+    x_u: Any = a.profile.stream_cosine
+    x_u, align = x_u[:, : a.sublayers], np.asarray(a.profile.alignment)[:, _on_identity(a)]
+    said = f"the premise, cos(x, u), is {x_u.min():.2f} to {x_u.max():.2f}"
+    if not align.size:
+        return said
+    return f"{said}; what the projection acts on, the gradient's cosine with u, is at most {align.max():.2f}"
 
 
 def check(c: Check) -> Group:

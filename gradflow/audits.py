@@ -1,4 +1,4 @@
-"""`audit`: what happens to the gradient in a trained post-LN encoder, sub-layer by sub-layer, after its parity is shown."""
+"""`audit`: what happens to the gradient in a trained transformer, sub-layer by sub-layer, after its parity is shown."""
 
 import dataclasses
 import functools
@@ -13,13 +13,13 @@ import numpy as np
 
 from gradflow import checks, precision, profiles
 from gradflow.checkpoints import Checkpoint, Parity, against, gate, load, losses, tokens
-from gradflow.checkpoints.config import sizes
-from gradflow.checkpoints.families import family_of
+from gradflow.checkpoints.families import plan_of
 from gradflow.checkpoints.folder import read
+from gradflow.checkpoints.loading import checked, has_head
 from gradflow.factors import FACTORS, Profile, plain
 
 SCHEMA, VERSION = "gradflow.audit", 1
-COTANGENTS = ("gaussian", "pooled", "mlm")
+COTANGENTS = ("gaussian", "pooled", "mlm", "next-token")
 C = 0.2  # the article's loss per sub-layer
 
 
@@ -71,9 +71,14 @@ class Audit:
         return Worst(index, p.labels[index], float(net[index]), factor, values[factor])
 
     @property
+    def sublayers(self) -> int:
+        """S, the number of residual sub-layers; a final norm is none."""
+        return len(self.profile.labels) - bool(self.settings["final_norm"])
+
+    @property
     def closed_form(self) -> float:
         """(1 − 0.2)^S, what the article's estimate says of this depth."""
-        return (1 - C) ** len(self.profile.labels)
+        return (1 - C) ** self.sublayers
 
     @property
     def verdict(self) -> str:
@@ -89,7 +94,7 @@ class Audit:
             "schema": SCHEMA,
             "version": VERSION,
             "model": {"path": self.path.as_posix(), "family": self.family, "sizes": dict(s["sizes"])},
-            "call": {name: s[name] for name in ("text", "cotangent", "probes", "key")},
+            "call": {name: s[name] for name in ("text", "cotangent", "probes", "key")} | {"ids": not s["text"]},
             "ids": [list(row) for row in self.ids],
             "parity": dataclasses.asdict(self.parity),
             "settings": plain(dict(s)),
@@ -126,17 +131,19 @@ class Audit:
 
 def audit(
     path: str | Path,
-    text: str | Sequence[str],
+    text: str | Sequence[str] | None = None,
     *,
-    cotangent: str = "gaussian",
+    ids: Sequence[Any] | None = None,
+    cotangent: str | None = None,
     probes: int = 1,
     key: int = 0,
     reference: str | Path | None = None,
+    memory: float | None = None,
 ) -> Audit:
-    """Follow the gradient back through a trained encoder and name the sub-layer and the factor that lose it.
+    """Follow the gradient back through a trained transformer and name the sub-layer and the factor that lose it.
 
-    The audited stack runs from the output of the embedding's norm to the last hidden state, in float64. The embedding and a
-    masked-language-model head are outside: the head only makes a cotangent.
+    The audited stack runs from the embedding (behind its norm, where it has one) to the last hidden state, a final norm included,
+    in float64. The embedding and the head are outside: the head only makes a cotangent.
 
     Parameters
     ----------
@@ -144,18 +151,24 @@ def audit(
         A folder as ``save_pretrained`` writes it: config.json, model.safetensors, tokenizer.json or vocab.txt.
     text : str or sequence of str
         Each text is a row of the profile. Several are padded to one batch; no figure counts the padding.
-    cotangent : {"gaussian", "pooled", "mlm"}
-        What is sent back from the last hidden state h. ``"gaussian"``: a standard Gaussian over all tokens. ``"pooled"``:
+    ids : sequence of int, or of such sequences
+        Token ids, in the place of ``text``, where the folder has no tokenizer.
+    cotangent : {"gaussian", "pooled", "mlm", "next-token"}
+        What is sent back from the last hidden state h; by default ``"next-token"`` for a causal model with a head, else
+        ``"gaussian"``. ``"gaussian"``: a standard Gaussian over all tokens. ``"pooled"``:
         the gradient of ⟨v, m/‖m‖⟩, where m is the mean of h over real tokens, so that m/‖m‖ is the sentence embedding, and
         v one standard Gaussian (d,) of ``key``, the same for all texts. ``"mlm"``: the gradient of the masked-token loss;
         15 % of a text's tokens, at least one and no special one, are masked, chosen by ``key``, and the loss is the mean
-        cross-entropy of the checkpoint's own head there. The text is then run with its masks.
+        cross-entropy of the checkpoint's own head there. The text is then run with its masks. ``"next-token"``: the gradient
+        of the mean cross-entropy of every token but the first, as a causal model's own head foretells it.
     probes : int
         Gaussian cotangents, pooled in every ratio.
     key : int
         What all randomness comes from.
     reference : str or Path, optional
         An ``.npz`` of outputs of these very weights, recorded elsewhere (`gradflow.checkpoints.against`).
+    memory : float, optional
+        The most that it may take, in GiB; by default nine tenths of what is free.
 
     Returns
     -------
@@ -168,79 +181,101 @@ def audit(
     ParityError
         If the family's fixture, or ``reference``, is not reproduced: then there is no figure.
     """
-    texts = _texts(text)
-    checks.one_of("cotangent", cotangent, COTANGENTS)
+    texts, given = _texts(text, ids)
+    if cotangent is not None:
+        checks.one_of("cotangent", cotangent, COTANGENTS)
     checks.integer("probes", probes, 1)
     checks.key(key)
-    if cotangent != "gaussian" and probes != 1:
-        raise ValueError(f"probes: are Gaussian cotangents; leave it out with cotangent={cotangent!r}")
-    ids = _readable(path, texts, cotangent)
-    checkpoint = load(path)
-    parity = _gate(checkpoint.family)
+    rows, cotangent = _readable(path, texts, given, cotangent, probes)
+    checked(path, memory, (len(rows), max(row.size for row in rows)))
+    checkpoint = load(path, memory=memory)
+    parity = _gate(checkpoint.plan.fixture)
     if reference is not None:
         parity = against(checkpoint, reference)
-    places, labels = [], []
+    run, places = rows, []
     if cotangent == "mlm":
-        found = [losses.masked(checkpoint, row, key, number) for number, row in enumerate(ids)]
-        ids, places, whole = [hidden for hidden, _ in found], [where for _, where in found], ids
-        labels = [row[where] for row, where in zip(whole, places, strict=True)]
-    states, real = _batch(checkpoint, ids)
-    sent = None
+        run, places = zip(*(losses.masked(checkpoint, row, key, n) for n, row in enumerate(rows)), strict=True)
+    states, real = _batch(checkpoint, run)
+    sent, values = None, None
     if cotangent != "gaussian":
         outs = _outputs(checkpoint, states, real)
         if cotangent == "pooled":
             sent = np.stack([losses.pooled_gradient(out, seen, key) for out, seen in zip(outs, real, strict=True)])
         else:
-            sent = losses.masked_gradients(checkpoint, outs, places, labels)
+            at = list(places) or [np.arange(row.size - 1) for row in rows]
+            labels = [row[where + (not places)] for row, where in zip(rows, at, strict=True)]
+            values, sent = losses.at_places(checkpoint, outs, at, labels)
     mask = None if real.all() else real
     profile = profiles.profile(checkpoint, states, sent, mask=mask, key=key, probes=probes)
     settings = {
         **profile.settings,
         "model": checkpoint.path.resolve().name,
         "family": checkpoint.family,
-        "sizes": dataclasses.asdict(checkpoint.sizes),
+        "sizes": checkpoint.plan.sizes(),
         "text": texts,
-        "tokens": [row.size for row in ids],
+        "tokens": [row.size for row in rows],
         "cotangent": cotangent,
         "masked": [where.tolist() for where in places] or None,
+        "loss": None if values is None else values.tolist(),
         "path": "embedding's output to last hidden state",
     }
     profile = dataclasses.replace(profile, settings={**profile.settings, "cotangent": cotangent})
-    held = tuple(tuple(row.tolist()) for row in ids)
+    held = tuple(tuple(row.tolist()) for row in run)
     return Audit(Path(path), checkpoint.family, parity, profile, held, settings)
 
 
 _gate = functools.cache(gate)  # one run of the fixture vouches for the code of this process
 
 
-def _texts(text: Any) -> list[str]:
-    """One text or several, as a list."""
+def _texts(text: Any, ids: Any) -> tuple[list[str], list[Any]]:
+    """Texts or rows of ids, one of them empty, as lists."""
+    if ids is not None:
+        if text is not None:
+            raise ValueError("ids: stand in the place of text; give one of them")
+        rows = ids if isinstance(ids, Sequence | np.ndarray) and len(ids) else [[]]
+        return [], list(rows) if isinstance(rows[0], Sequence | np.ndarray) else [rows]
     texts = [text] if isinstance(text, str) else text
     if not isinstance(texts, Sequence) or isinstance(texts, bytes) or not texts:
         raise ValueError(f"text: needs a sentence, or a list of them, got {text!r:.60}")
-    return list(texts)
+    return list(texts), []
 
 
-def _readable(path: Any, texts: list[str], cotangent: str) -> list[np.ndarray]:
-    """Token ids of every text; all that can be refused from config, header and tokenizer is, before a weight is read."""
+def _readable(
+    path: Any, texts: list[str], given: list[Any], cotangent: str | None, probes: int
+) -> tuple[list[np.ndarray], str]:
+    """Token ids of every text, and the cotangent; all that can be refused from config, header and tokenizer is, before a
+    weight is read.
+    """
     folder = read(path)
-    family = family_of(folder.config)
-    size = sizes(family, folder.config)
-    if cotangent == "mlm" and f"{family.head.dense}.weight" not in folder.files:
+    family, plan = plan_of(folder.config)
+    causal, headed = plan.attention.causal, has_head(family, plan, folder.files)
+    cotangent = cotangent or ("next-token" if causal and headed else "gaussian")
+    if cotangent != "gaussian" and probes != 1:
+        raise ValueError(f"probes: are Gaussian cotangents; leave it out with cotangent={cotangent!r}")
+    if (cotangent == "mlm" and causal) or (cotangent == "next-token" and not causal):
+        own = ("causal", "next-token") if causal else ("masked", "mlm")
+        raise ValueError(f"cotangent: {cotangent!r} is no loss of a {own[0]} language model; use {own[1]!r}")
+    if cotangent in ("mlm", "next-token") and not headed:
+        head = "a masked-language-model" if cotangent == "mlm" else "a language-model"
         raise ValueError(
-            "cotangent: 'mlm' needs a masked-language-model head, which this checkpoint lacks; use 'gaussian' or 'pooled'"
+            f"cotangent: {cotangent!r} needs {head} head, which this checkpoint lacks; use 'gaussian' or 'pooled'"
         )
-    ids = [tokens.encode(folder.path, text) for text in texts]
-    for row in ids:
-        tokens.fits(row.size, size.table - size.skipped)
-    return ids
+    if cotangent == "mlm" and given:
+        raise ValueError("cotangent: 'mlm' chooses among a text's words; give text, not ids")
+    rows = [tokens.encode(folder.path, text) for text in texts]
+    rows += [tokens.checked(row, plan.vocab, plan.positions) for row in given]
+    for row in rows:
+        tokens.fits(row.size, plan.positions)
+        if cotangent == "next-token" and row.size < 2:
+            raise ValueError("text: has one token, and 'next-token' needs one that follows; give a longer text")
+    return rows, cotangent
 
 
-def _batch(checkpoint: Checkpoint, ids: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+def _batch(checkpoint: Checkpoint, ids: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     """Embedded texts, padded to (texts, tokens, d), and which tokens are real."""
     lengths = np.array([row.size for row in ids])
     real = np.arange(lengths.max()) < lengths[:, None]
-    padded = np.full(real.shape, checkpoint.sizes.pad)
+    padded = np.full(real.shape, checkpoint.plan.pad)
     padded[real] = np.concatenate(ids)
     with precision.scope("float64"):
         return np.stack([np.asarray(checkpoint.embed(row)) for row in padded]), real
@@ -251,7 +286,7 @@ def _outputs(checkpoint: Checkpoint, states: np.ndarray, real: np.ndarray) -> ja
 
     def last(x: jax.Array, seen: jax.Array) -> jax.Array:
         weights = dataclasses.replace(checkpoint.weights, mask=None if real.all() else seen)
-        return checkpoint.stack.trace(weights, x, None, False).out
+        return checkpoint.behind(checkpoint.stack.trace(weights, x, None, False).out, weights)
 
     with precision.scope("float64"):
         return jax.vmap(last)(jnp.asarray(states), jnp.asarray(real))

@@ -11,8 +11,7 @@ import numpy as np
 
 from gradflow import audits, checks
 from gradflow.audits import SCHEMA, VERSION, Audit
-from gradflow.checkpoints.config import sizes
-from gradflow.checkpoints.families import FAMILIES, family_of
+from gradflow.checkpoints.families import FAMILIES, plan_of
 from gradflow.checkpoints.folder import read
 from gradflow.factors import FACTORS
 from gradflow.factors import safe_log as log
@@ -45,7 +44,7 @@ class Baseline:
     family, sizes
         What the model was.
     call : mapping
-        ``text``, ``cotangent``, ``probes`` and ``key``: with the model, all that an audit takes.
+        ``text`` or ``ids``, ``cotangent``, ``probes`` and ``key``: with the model, all that an audit takes.
     labels : tuple of str
         One a sub-layer.
     ids : list
@@ -158,17 +157,19 @@ def load(path: str | Path) -> Baseline:
         )
     model, call, profile = (_part(held, name, dict) for name in ("model", "call", "profile"))
     texts, labels, ids = _part(call, "text", list), _part(profile, "labels", list), _part(held, "ids", list)
-    if not texts or not all(isinstance(text, str) for text in texts):
+    by_ids = call.get("ids") is True
+    if bool(texts) == by_ids or not (texts or ids) or not all(isinstance(text, str) for text in texts):
         raise ValueError("baseline: 'text' needs a list of texts; save the audit again")
     if not labels or not all(isinstance(label, str) for label in labels):
         raise ValueError("baseline: 'labels' needs a list of names; save the audit again")
     settings = {
-        "text": texts,
+        "text": None if by_ids else texts,
+        "ids": ids if by_ids else None,
         "cotangent": checks.one_of("baseline: 'cotangent'", _part(call, "cotangent", str), audits.COTANGENTS),
         "probes": checks.integer("baseline: 'probes'", call.get("probes"), 1),
         "key": checks.key(call.get("key")),
     }
-    n, S = len(texts), len(labels)
+    n, S = len(texts or ids), len(labels)
     logs = {name: _figure(profile, name, (n, S)) for name in FACTORS}
     logs |= {name: _figure(profile, name, (n, S + 1))[0] for name in ENDS}
     return Baseline(
@@ -224,15 +225,14 @@ def check(baseline: str | Path, path: str | Path | None = None, band: float = BA
 
 def _comparable(held: Baseline, source: str | Path) -> None:
     """Refuse a model of another family, depth or width by its config alone."""
-    config = read(source).config
-    family = family_of(config)
+    family, plan = plan_of(read(source).config)
     if family.name != held.family:
         raise ValueError(f"baseline: is of a {held.family} model, this one is {family.name}; save a baseline of it")
-    found = sizes(family, config)
+    found = plan.sizes()
     for name in SHAPE:
-        if getattr(found, name) != held.sizes.get(name):
+        if found[name] != held.sizes.get(name):
             raise ValueError(
-                f"baseline: is of a model with {name} {held.sizes.get(name)!r}, this one has {getattr(found, name)}; "
+                f"baseline: is of a model with {name} {held.sizes.get(name)!r}, this one has {found[name]}; "
                 "save a baseline of it"
             )
 

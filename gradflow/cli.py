@@ -1,5 +1,6 @@
 """The shell, one command a job. Exit codes: 0 done, 1 a check failed, 2 bad input (one line)."""
 
+import contextlib
 import json
 import sys
 from enum import StrEnum
@@ -9,7 +10,8 @@ from typing import Annotated, Any
 import typer
 
 from gradflow import shell
-from gradflow.options import Block, Dtype, FinalNorm, Init, Json, Key, Memory, MemoryCosine, Plot
+from gradflow.ledger.shell import claims
+from gradflow.options import Block, Dtype, FinalNorm, Html, Init, Json, Key, Memory, MemoryCosine, Plot
 from gradflow.spectra.shell import spectrum
 from gradflow.sweep_shell import sweep
 from gradflow.training.shell import warmup
@@ -147,6 +149,7 @@ class Cotangent(StrEnum):
     gaussian = "gaussian"
     pooled = "pooled"
     mlm = "mlm"
+    next_token = "next-token"
 
 
 def _texts(texts: list[str] | None, file: Path | None) -> list[str]:
@@ -159,8 +162,18 @@ def _texts(texts: list[str] | None, file: Path | None) -> list[str]:
             raise ValueError(f"text-file: {str(file)!r} is no UTF-8 text") from None
     found = [*(texts or ()), *lines]
     if not found:
-        raise ValueError('text: give --text "a sentence" (again for each further one), or --text-file with one a line')
+        raise ValueError(
+            'text: give --text "a sentence" (again for each further one), or --text-file with one a line, or --ids'
+        )
     return found
+
+
+def _ids(rows: list[str] | None) -> list[list[int]] | None:
+    """Rows of token ids."""
+    try:
+        return [[int(i) for i in row.replace(",", " ").split()] for row in rows] if rows else None
+    except ValueError:
+        raise ValueError('ids: needs whole numbers, as in --ids "1 5 9"') from None
 
 
 @app.command()
@@ -168,34 +181,48 @@ def audit(
     path: Annotated[Path, typer.Argument(help="A model's folder: config.json, model.safetensors, tokenizer.")],
     text: Annotated[list[str] | None, typer.Option(help="A text; give it again for each further one.")] = None,
     text_file: Annotated[Path | None, typer.Option(help="A file with one text a line.")] = None,
+    ids: Annotated[
+        list[str] | None, typer.Option(help="Token ids in the place of a text, where there is no tokenizer.")
+    ] = None,
     cotangent: Annotated[
-        Cotangent, typer.Option(help="pooled: of the sentence embedding; mlm: of the masked-token loss.")
-    ] = Cotangent.gaussian,
+        Cotangent | None,
+        typer.Option(
+            help="pooled: of the sentence embedding; mlm, next-token: of the loss. Default: gaussian, or next-token where causal."
+        ),
+    ] = None,
     probes: Annotated[int, typer.Option(help="Gaussian cotangents.")] = 1,
     key: Key = 0,
     reference: Annotated[
         Path | None, typer.Option(help="An .npz of outputs of these weights, recorded elsewhere, to be reproduced.")
     ] = None,
+    memory: Annotated[
+        float | None, typer.Option(help="Most that it may take, in GiB; else 9/10 of what is free.")
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Write a baseline for 'gradflow check': FILE.json.")] = None,
     as_json: Json = False,
     plot: Plot = None,
+    html: Html = None,
 ) -> None:
-    """What a trained encoder does to the gradient, and which sub-layer and factor lose it.
+    """What a trained transformer does to the gradient, and which sub-layer and factor lose it.
 
-    For folders of the BERT family (BERT, DistilBERT, RoBERTa and kin), in float64.
+    For folders of BERT and kin and of causal models (GPT-2, Llama and kin, …), in float64.
     """
-    texts = _texts(text, text_file)
+    rows = _ids(ids)
+    texts = None if rows and not (text or text_file) else _texts(text, text_file)
     shell.check_plot(plot)
+    shell.check_page(html)
     from gradflow import audit_report, audits
     from gradflow.files import new_file
 
     if save is not None:
         new_file("save", save, ".json")
     with shell.progress("auditing"):
-        result = audits.audit(path, texts, cotangent=cotangent.value, probes=probes, key=key, reference=reference)
+        sent = None if cotangent is None else cotangent.value
+        options = {"cotangent": sent, "probes": probes, "key": key, "reference": reference, "memory": memory}
+        result = audits.audit(path, texts, ids=rows, **options)
     if save is not None:
         result.save(save)
-    shell.emit(result, audit_report.audit(result), as_json, plot)
+    shell.emit(result, audit_report.audit(result), as_json, plot, html)
     if save is not None and not as_json:
         typer.echo(f"Baseline written to {save}", err=True)
 
@@ -305,21 +332,28 @@ def profile(
     dtype: Dtype = "float64",
     as_json: Json = False,
     plot: Plot = None,
+    html: Html = None,
 ) -> None:
     """Every factor of every sub-layer of random networks.
 
     Where gradient is lost, where gained, and by which factor; exact, trunk, local and bound side by side.
     """
-    from gradflow import precision, profile_report, profiles
+    from gradflow import laws, precision, profile_report, profiles
     from gradflow.stream_stack import stack_of
 
     shell.check_plot(plot)
+    shell.check_page(html)
     options = {"norm": norm, "eps": eps, "final_norm": final_norm, "dtype": precision.resolve(dtype)}
     stack = stack_of(scheme, shell.block(block, memory, memory_cosine), depth, d, **options)
     result = profiles.profile(
         stack, profiles.gaussian_state(stack, tokens, key), seeds=seeds, key=key, probes=probes, weight_grad=weight_grad
     )
-    shell.emit(result, profile_report.profile(result), as_json, plot)
+    law = None
+    if html is not None:
+        with contextlib.suppress(ValueError):  # a row without a law is drawn alone
+            sizes = {"d": d, "norm": norm, "final_norm": final_norm, "tokens": tokens, "probes": probes}
+            law = laws.law(scheme, stack.block, depth, **sizes)
+    shell.emit(result, profile_report.profile(result), as_json, plot, html, law)
 
 
 @app.command()
@@ -384,7 +418,7 @@ def compare(
     shell.emit(result, comparison_report.table(result), as_json, plot)
 
 
-for command in (spectrum, sweep, warmup):
+for command in (spectrum, sweep, warmup, claims):
     app.command()(command)
 
 

@@ -7,6 +7,7 @@ import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Plot = Annotated[Path | None, typer.Option(help="Write a figure: FILE.png, .svg or .pdf.")]
+Html = Annotated[Path | None, typer.Option("--html", help="Write a page with charts and tables: FILE.html.")]
 Key = Annotated[int, typer.Option(help="The integer that all randomness comes from.")]
 FinalNorm = Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer.")]
 Dtype = Annotated[str, typer.Option(help="float64 or float32.")]

@@ -21,6 +21,14 @@ STYLE = {
     "local": ("#009E73", "^", "local: norms and skip along the true gradient"),
     "bound": ("#CC79A7", "v", "bound: ∏ (1/‖u‖)(1 − c_j)"),
 }
+FACTOR_COLOURS = {
+    "affine": "#B58900",
+    "projection": "#CC79A7",
+    "norm": "#D55E00",
+    "skip": "#808080",
+    "branch": "#0072B2",
+    "net": "#000000",
+}
 FORMATS = (".png", ".svg", ".pdf")
 
 
@@ -139,15 +147,7 @@ def contraction(r: Contraction) -> Figure:
 def factors(ax: Axes, p: Profile) -> None:
     """The factors of each sub-layer, geometric mean over seeds."""
     x = np.arange(1, len(p.labels) + 1)
-    colours = {
-        "affine": "#B58900",
-        "projection": "#CC79A7",
-        "norm": "#D55E00",
-        "skip": "0.5",
-        "branch": "#0072B2",
-        "net": "k",
-    }
-    for name, colour in colours.items():
+    for name, colour in FACTOR_COLOURS.items():
         values = getattr(p, name)
         if np.isnan(values).any() or (name in ("affine", "skip") and np.allclose(values, 1)):
             continue

@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import shlex
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,16 +59,31 @@ def check_plot(plot: Path | None) -> None:
         check_path(plot)
 
 
-def emit(result: Any, renderable: Any, as_json: bool, plot: Path | None) -> None:
-    """Write the figure, then print the result as JSON or as a table."""
+def check_page(page: Path | None) -> None:
+    """The same of a page."""
+    if page is not None:
+        from gradflow.files import new_file
+
+        new_file("html", page, ".html")
+
+
+def emit(
+    result: Any, renderable: Any, as_json: bool, plot: Path | None, page: Path | None = None, law: Any = None
+) -> None:
+    """Write the figure, and the page that names this command, then print the result as JSON or as a table."""
     if plot is not None:
         result.plot(str(plot))
+    if page is not None:
+        from gradflow.page import save
+
+        save(result, page, shlex.join(["gradflow", *sys.argv[1:]]), law)
     if as_json:
         typer.echo(json.dumps(result.to_dict(), allow_nan=False))
     else:
         show(renderable)
-        if plot is not None:
-            typer.echo(f"Figure written to {plot}", err=True)
+        for what, file in (("Figure", plot), ("Page", page)):
+            if file is not None:
+                typer.echo(f"{what} written to {file}", err=True)
 
 
 def numbers(argument: str, text: str, kind: type) -> list[Any]:

@@ -76,9 +76,9 @@ class StreamStack:
         plain = Stack.make("no-norm", branches, depth, d, **options)  # every check but the row's
         least = 2 + (plain.norm == "layernorm")
         for branch in branches if row.qkv_norm and plain.norm != "none" else ():
-            if isinstance(branch, Attention) and d // branch.heads_of(d) < least:
+            if isinstance(branch, Attention) and branch.size_of(d) < least:
                 raise ValueError(
-                    f"d: leaves heads of width {d // branch.heads_of(d)} to be normed; at least {least} it takes"
+                    f"d: leaves heads of width {branch.size_of(d)} to be normed; at least {least} it takes"
                 )
         return cls(row, **{name: getattr(plain, name) for name in vars(plain) if name != "scheme"})
 

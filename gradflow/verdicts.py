@@ -3,7 +3,7 @@
 import numpy as np
 
 from gradflow.contractions import Contraction
-from gradflow.factors import Profile
+from gradflow.factors import ENDS, FACTORS, Profile
 
 NOTHING = 5e-5  # a factor this close to 1 does nothing worth a word
 ROUNDING = 1e-5  # a factor that departs from 1 by less, in float32 too, does not depart from it
@@ -62,6 +62,24 @@ def contraction(r: Contraction) -> str:
     if not np.all(r.profile.skip == 1):
         taken = f"α, for which the estimate was not made, gives back {100 * (per_layer(r.profile, 'skip') - 1):.3g} %; {taken}"
     return f"{claim}: {taken}; {_branch(r)}."
+
+
+def profile(p: Profile, law: Profile | None = None) -> str:
+    """Say what is left end to end, beside its law, where least is kept, and what the branches return."""
+
+    def end(found: Profile, name: str) -> str:
+        return f"{np.exp(np.mean(getattr(found, f'log_{name}')[:, 0])):.4g}"
+
+    net, sublayers = p.summary("net").mean, sum(label not in ENDS for label in p.labels)
+    worst = int(np.argmin(net))
+    factors = {name: float(p.summary(name).mean[worst]) for name in FACTORS}
+    least = min(factors, key=factors.__getitem__)
+    said = "" if law is None else f"; its law says {end(law, 'exact')} and {end(law, 'trunk')}"
+    return (
+        f"The gradient keeps {end(p, 'exact')} over {sublayers} sub-layers (trunk alone: {end(p, 'trunk')}{said}); "
+        f"{p.labels[worst]} keeps least, {net[worst]:.4g}, where the smallest factor is {least}, {factors[least]:.4g}; "
+        f"the branch {does(per_layer(p, 'branch') ** (len(p.labels) / sublayers))}."
+    )
 
 
 def _branch(r: Contraction) -> str:

@@ -14,10 +14,11 @@ import pytest
 import gradflow
 from gradflow import audits, checkpoints, precision
 from gradflow.checkpoints import losses
+from gradflow.checkpoints.encoders import ENCODERS
 from gradflow.checkpoints.parity import FIXTURES
 from gradflow.factors import FACTORS
 
-FAMILIES = [row.name for row in checkpoints.FAMILIES]
+FAMILIES = [row.name for row in ENCODERS]
 TEXTS = ["The gradient flows through a deep stack", "A stack flows"]
 BOTH = ("--text", TEXTS[0], "--text", TEXTS[1])
 BERT = FIXTURES / "bert"
@@ -72,7 +73,10 @@ def test_exact_is_transformers_own_gradient(loaded, family):
     np.testing.assert_allclose(outs[real], wanted["hidden_states"][-1][real], atol=1e-12)
 
     places = [np.flatnonzero(row >= 0) for row in labels]
-    sent = losses.masked_gradients(checkpoint, outs, places, [row[at] for row, at in zip(labels, places, strict=True)])
+    own_labels = [row[at] for row, at in zip(labels, places, strict=True)]
+    values, sent = losses.at_places(checkpoint, outs, places, own_labels)
+    counts = [at.size for at in places]
+    assert values @ counts / sum(counts) == pytest.approx(wanted["loss"], rel=1e-12)
     p = gradflow.profile(checkpoint, states, sent, mask=real)
     for row, own in enumerate(labels):
         share = (own >= 0).sum() / (labels >= 0).sum()  # transformers' mean is over both texts

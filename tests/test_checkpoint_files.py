@@ -11,7 +11,10 @@ import pytest
 from refusals import refused
 from safetensors.numpy import load_file, save_file
 
+import gradflow
 from gradflow import checkpoints
+from gradflow.checkpoints import memory
+from gradflow.checkpoints.folder import Folder
 from gradflow.checkpoints.parity import FIXTURES
 
 SAFE = "model.safetensors"
@@ -102,6 +105,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
         (entry(offsets=(8, 16)), None),
         (entry(offsets=(8, 0)), None),
         (entry(dtype="Q7"), None),
+        (entry()[:-1] + b", " + entry(shape=(1,), offsets=(4, 8)).replace(b'"a"', b'"b"')[1:], None),  # they overlap
         (b"{", None),
         (b"[]", None),
         (b'{"\xff": 1}', None),
@@ -160,6 +164,11 @@ QUERY = "bert.encoder.layer.2.attention.self.query.weight"
             "word_embeddings.weight': holds 640",
         ),
         (
+            "bert.encoder.layer.2.attention.self.gate.weight",
+            lambda w: np.zeros((2, 2), np.float32),
+            "the file holds 'bert.encoder.layer.2.attention.self.gate.weight', which bert by this config.json does not use",
+        ),
+        (
             QUERY.replace("2", "3"),
             lambda w: w,
             "'num_hidden_layers' is 3, but the file holds 'bert.encoder.layer.3.' too",
@@ -199,6 +208,66 @@ def test_an_index_that_lies(folder, index, message):
     unreadable(folder, message)
 
 
+# ---- links ----
+
+
+@pytest.mark.parametrize("name", [SAFE, "config.json", "tokenizer.json"])
+@pytest.mark.parametrize("direct", [False, True])
+def test_a_link_out_of_the_folder_is_refused(folder, tmp_path, name, direct):
+    (folder / name).rename(tmp_path / name)
+    (folder / name).symlink_to(f"../{name}" if direct else tmp_path / name)
+    unreadable(folder, f"'{name}' is a link out of .*; refused: put the file itself there")
+
+
+def test_a_shard_may_be_no_link_out_either(folder, tmp_path):
+    (folder / SAFE).rename(tmp_path / "x.safetensors")
+    (folder / "x.safetensors").symlink_to(tmp_path / "x.safetensors")
+    (folder / INDEX).write_text(json.dumps({"weight_map": {"a": "x.safetensors"}}))
+    unreadable(folder, "'x.safetensors' is a link out of")
+
+
+def test_links_within_and_into_the_blobs_of_a_cache_are_followed(folder, tmp_path, bert):
+    (folder / SAFE).rename(folder / "stored")
+    (folder / SAFE).symlink_to("stored")
+    assert checkpoints.load(folder).stack == bert.stack
+    cache, blobs = tmp_path / "models--a--b" / "snapshots" / "0123", tmp_path / "models--a--b" / "blobs"
+    shutil.copytree(FIXTURES / "bert", cache)
+    blobs.mkdir()
+    (cache / SAFE).rename(blobs / "4567")
+    (cache / SAFE).symlink_to("../../blobs/4567")
+    assert checkpoints.load(cache).stack == bert.stack
+    (cache / SAFE).unlink()
+    (cache / SAFE).symlink_to(FIXTURES / "bert" / SAFE)
+    unreadable(cache, "is a link out of")
+
+
+# ---- memory ----
+
+
+def test_what_needs_more_memory_than_there_is_is_refused_before_a_weight_is_read(folder, monkeypatch, tmp_path):
+    monkeypatch.setattr(Folder, "tensor", lambda *a: pytest.fail("read a weight"))
+    refused(
+        lambda: checkpoints.load(folder, memory=0.1),
+        r"memory: this needs about 0\.4 GiB in float64, and may take 0\.1 GiB",
+    )
+    text = "the gradient " * 5
+    refused(
+        lambda: gradflow.audit(folder, [text] * 10**4, memory=1),
+        r"memory: this needs about 2\.\d+ GiB.* shorter or fewer texts",
+    )
+    (tmp_path / "meminfo").write_text("MemTotal: 9 kB\nMemAvailable:     300000 kB\n")
+    monkeypatch.setattr(memory, "free", lambda free=memory.free: free(tmp_path / "meminfo"))
+    refused(lambda: checkpoints.load(folder), r"may take 0\.257 GiB")
+
+
+@pytest.mark.parametrize("content", ["", "MemAvailable: many kB", "MemTotal: 3 kB"])
+def test_a_system_that_does_not_say_what_is_free_refuses_nothing(content, tmp_path):
+    (tmp_path / "meminfo").write_text(content)
+    assert memory.free(tmp_path / "meminfo") is None
+    assert memory.free(tmp_path / "none") is None
+    assert memory.free() is None or memory.free() > 2**20
+
+
 # ---- the config ----
 
 
@@ -215,8 +284,8 @@ def test_absurd_sizes(folder, key, value):
     ("changes", "message"),
     [
         (
-            {"model_type": "gpt2"},
-            "'model_type' is 'gpt2'; read are .* bert, distilbert, roberta, xlm-roberta, camembert",
+            {"model_type": "bart"},
+            "'model_type' is 'bart'; read are bert, distilbert, roberta, xlm-roberta, camembert",
         ),
         ({"model_type": ["bert"]}, "'model_type' is "),
         ({"model_type": "absent"}, "'model_type' is None"),
@@ -239,6 +308,13 @@ def test_absurd_sizes(folder, key, value):
         ),
         ({"type_vocab_size": 2**24}, "token_type_embeddings.weight' has shape"),
         ({"tie_word_embeddings": False}, "has no tensor 'cls.predictions.decoder.weight'"),
+        ({"tie_word_embeddings": "yes"}, "'tie_word_embeddings' is 'yes'; needs true or false"),
+        (
+            {"attention_scale": 2.0},
+            "'attention_scale' is not known for 'bert' and might change what the model computes",
+        ),
+        ({"quantization_config": {"bits": 4}}, "'quantization_config' is not known for 'bert'"),
+        ({"auto_map": {"AutoModel": "own.Model"}}, "'auto_map' is not known for 'bert'"),
     ],
 )
 def test_a_config_that_is_not_read(folder, changes, message):

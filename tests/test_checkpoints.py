@@ -13,9 +13,10 @@ from safetensors.numpy import load_file, save_file
 
 from gradflow import checkpoints, precision
 from gradflow.checkpoints import families
+from gradflow.checkpoints.encoders import ENCODERS
 from gradflow.checkpoints.parity import FIXTURES
 
-FAMILIES = [row.name for row in checkpoints.FAMILIES]
+FAMILIES = [row.name for row in ENCODERS]
 
 
 def reference(family):
@@ -104,7 +105,9 @@ def rolled(name, shift):
 def parts(family):
     """Names of block 1's tensors by what they are."""
     row = next(row for row in checkpoints.FAMILIES if row.name == family)
-    modules = dict(zip(("q", "k", "v", "o", "in", "out", "n1", "n2"), row.attention + row.mlp + row.norms, strict=True))
+    modules = dict(
+        zip(("q", "k", "v", "o", "in", "out", "n1", "n2"), row.attention + row.mlp + sum(row.norms, ()), strict=True)
+    )
     prefix = row.prefix + row.layer.format(l=1)
     return {
         f"{kind}_{short}": f"{prefix}{module}.{name}"

@@ -13,9 +13,9 @@ import pytest
 SCRIPT = Path(processes.__file__)
 
 
-@pytest.fixture(scope="module")
-def alone():
-    return processes.figures()
+@pytest.fixture(scope="module", params=["brief", pytest.param("full", marks=pytest.mark.slow)])
+def alone(request):
+    return request.param, processes.figures(request.param)
 
 
 def started(*arguments, flags=""):
@@ -46,14 +46,16 @@ def same(file, alone, devices):
 
 
 def test_eight_devices(tmp_path, alone):
-    ended(started(tmp_path / "eight.npz", flags="--xla_force_host_platform_device_count=8"))
-    same(tmp_path / "eight.npz", alone, 8)
+    kind, expected = alone
+    ended(started(tmp_path / "eight.npz", kind, flags="--xla_force_host_platform_device_count=8"))
+    same(tmp_path / "eight.npz", expected, 8)
 
 
 def test_two_processes(tmp_path, alone):
+    kind, expected = alone
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    ended(*(started(tmp_path / f"{rank}.npz", port, rank) for rank in (0, 1)))
+    ended(*(started(tmp_path / f"{rank}.npz", kind, port, rank) for rank in (0, 1)))
     for rank in (0, 1):
-        same(tmp_path / f"{rank}.npz", alone, 2)
+        same(tmp_path / f"{rank}.npz", expected, 2)

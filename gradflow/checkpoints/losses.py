@@ -1,6 +1,10 @@
-"""Scalars of an encoder's output whose gradients an audit sends back: the pooled embedding, and the masked-token loss."""
+"""Scalars of a model's output whose gradients an audit sends back: the pooled embedding, and the loss at chosen places.
+
+The places are masked tokens, whose labels are what they were, or all of a causal model's but the last, whose labels follow them.
+"""
 
 from dataclasses import replace
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -50,7 +54,7 @@ def masked(checkpoint: Checkpoint, ids: np.ndarray, key: int, row: int = 0) -> t
     ValueError
         If the tokenizer has no mask token, or the text nothing to mask.
     """
-    word = family_of(checkpoint.config).mask
+    word = str(family_of(checkpoint.config).mask)
     around = tokens.encode(checkpoint.path, word)  # start, mask, end
     if around.size != 3:
         raise ValueError(f"cotangent: 'mlm' needs the mask token {word!r}, which this tokenizer does not know")
@@ -64,10 +68,10 @@ def masked(checkpoint: Checkpoint, ids: np.ndarray, key: int, row: int = 0) -> t
     return hidden, places
 
 
-def masked_gradients(
+def at_places(
     checkpoint: Checkpoint, outs: Float[Array, "texts tokens d"], places: list[np.ndarray], labels: list[np.ndarray]
-) -> np.ndarray:
-    """Gradient, in each text's output, of the head's mean cross-entropy at the masked places, (texts, tokens, d)."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """The head's mean cross-entropy at some places of each text, (texts,), and its gradient in that text's output."""
     assert checkpoint.head is not None, "asked of a checkpoint without a head"
     head, shape = checkpoint.head, (len(places), max(where.size for where in places))
     at, wanted, weight = np.zeros(shape, int), np.zeros(shape, int), np.zeros(shape)
@@ -75,16 +79,14 @@ def masked_gradients(
         at[row, : where.size], wanted[row, : where.size], weight[row, : where.size] = where, label, 1 / where.size
 
     def loss(out: State, decoder: Array, at: Array, wanted: Array, weight: Array) -> Array:
-        logits = replace(checkpoint, head=replace(head, decoder=decoder)).mlm_logits(out[at])  # token by token
-        assert logits is not None
+        logits = replace(head, decoder=decoder)(out[at])  # token by token
         picked = jnp.take_along_axis(jax.nn.log_softmax(logits), wanted[:, None], 1)
         return -jnp.sum(weight * picked[:, 0])
 
     @jax.jit
-    def slopes(
-        decoder: Array, *rows: Array
-    ) -> Array:  # the decoder is large: no constant of the program, but handed in
-        return jax.lax.map(lambda row: jax.grad(loss)(row[0], decoder, *row[1:]), rows)
+    def slopes(decoder: Array, *rows: Array) -> Any:  # the decoder is large: no constant of the program, but handed in
+        return jax.lax.map(lambda row: jax.value_and_grad(loss)(row[0], decoder, *row[1:]), rows)
 
     with precision.scope("float64"):
-        return np.asarray(slopes(head.decoder, outs, at, wanted, weight))
+        values, gradients = slopes(head.decoder, outs, at, wanted, weight)
+        return np.asarray(values), np.asarray(gradients)

@@ -1,4 +1,4 @@
-"""A checkpoint: a post-LN encoder as a `Stack` with given weights, its embeddings before it, its MLM head behind it."""
+"""A checkpoint: a transformer as a `Stack` with given weights, its embedding before it, its head behind it."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from gradflow import precision
 from gradflow.checkpoints import tokens
-from gradflow.checkpoints.config import Sizes
+from gradflow.checkpoints.plan import Plan
 from gradflow.norms import Norm
 from gradflow.numeric import to_jax
 from gradflow.stack import Given, Stack, State
@@ -22,24 +22,48 @@ _normed = jax.jit(lambda norm, x: norm(x))  # op by op it would be compiled op b
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """Token, position and type-0 embeddings, summed and normed; tables stay on the host as they were stored."""
+    """N(scale·W word + position + type 0), as far as a family has these; tables stay on the host as they were stored."""
 
     word: np.ndarray
-    position: np.ndarray
-    kind: np.ndarray
-    norm: Norm
+    scale: float = 1.0
+    matrix: np.ndarray | None = None
+    position: np.ndarray | None = None
+    kind: np.ndarray | None = None
+    norm: Norm | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class Head:
-    """Masked-language-model head: decoder · N(φ(W x + b)) + bias."""
+class Transform:
+    """What a masked-language-model head does first: N(φ(W x + b))."""
 
     w: Array
     b: Array
     activation: str
     norm: Norm
+
+    def __call__(self, x: State) -> State:
+        """Token by token."""
+        phi = to_jax([z], ACTIVATIONS[self.activation])
+        return self.norm(phi(x @ self.w.T + self.b))
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """Logits: decoder · h + bias, soft-capped where the model says so; h is the last state's transform, or a matrix times it."""
+
     decoder: np.ndarray
-    bias: Array
+    bias: Array | None = None
+    transform: Transform | None = None
+    matrix: Array | None = None
+    softcap: float | None = None
+
+    def __call__(self, x: State) -> Float[Array, "tokens vocab"]:
+        """Logits at the last hidden state."""
+        h = x if self.transform is None else self.transform(x)
+        h = h if self.matrix is None else h @ self.matrix.T
+        logits = h @ jnp.asarray(self.decoder, jnp.float64).T
+        logits = logits if self.bias is None else logits + self.bias
+        return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,13 +75,13 @@ class Checkpoint:
     family : str
         Name of its row in `FAMILIES`.
     path : Path
-        Its folder.
+        Its folder, or its GGUF file.
     config : dict
-        ``config.json`` as it is.
-    sizes : Sizes
+        ``config.json`` as it is, or what the file's metadata make of one.
+    plan : Plan
         What of it the forward pass depends on.
     stack : Stack
-        The encoder: post-LN, attention then MLP, ``sizes.depth`` blocks.
+        The body: attention and MLP in ``plan.depth`` blocks, a norm behind the last where the family has one.
     weights : Given
         Its weights and norms in float64.
     embedding : Embedding
@@ -69,7 +93,7 @@ class Checkpoint:
     family: str
     path: Path
     config: dict[str, Any]
-    sizes: Sizes
+    plan: Plan
     stack: Stack
     weights: Given
     embedding: Embedding
@@ -78,34 +102,27 @@ class Checkpoint:
     @property
     def activation(self) -> str:
         """The MLPs' φ, as `gradflow.branches.MLP` names it."""
-        return self.sizes.activation
+        return self.plan.activation
+
+    @property
+    def causal(self) -> bool:
+        """Whether a token sees itself and earlier ones only, and the next one is its label."""
+        return self.plan.attention.causal
 
     @property
     def positions(self) -> int:
-        """The most tokens that the position table has room for."""
-        return self.sizes.table - self.sizes.skipped
+        """The most tokens of a text."""
+        return self.plan.positions
 
     def ids(self, text: str) -> np.ndarray:
         """Token ids of a text, special tokens included, never truncated: (tokens,)."""
         return self._checked(tokens.encode(self.path, text))
 
     def _checked(self, ids: Any) -> np.ndarray:
-        try:
-            given = np.asarray(ids)
-        except ValueError:
-            given = np.empty((0, 0))
-        if given.ndim != 1 or given.dtype.kind not in "iu":
-            raise ValueError("ids: needs one row of whole numbers, the token ids of one text")
-        tokens.fits(given.size, self.positions)
-        if given.min() < 0 or given.max() >= self.sizes.vocab:
-            bad = given[(given < 0) | (given >= self.sizes.vocab)][0]
-            raise ValueError(
-                f"ids: {bad} is outside the embedding's {self.sizes.vocab} rows; is the tokenizer this model's?"
-            )
-        return given.astype(np.int64)
+        return tokens.checked(ids, self.plan.vocab, self.positions)
 
     def embed(self, ids: Any) -> State:
-        """Embed token ids: the output of the embedding's norm, (tokens, d) in float64.
+        """Embed token ids: what enters the first block, (tokens, d) in float64.
 
         Raises
         ------
@@ -113,12 +130,16 @@ class Checkpoint:
             If an id is outside the table, or there are more tokens than positions.
         """
         ids, e = self._checked(ids), self.embedding
-        places = np.arange(ids.size)
-        if self.sizes.skipped:
-            real = ids != self.sizes.pad
-            places = np.cumsum(real) * real + self.sizes.pad
-        summed = e.word[ids].astype(np.float64) + e.position[places] + e.kind
-        return _normed(e.norm, precision.as_array(summed))
+        out = e.scale * e.word[ids].astype(np.float64)
+        out = out if e.matrix is None else out @ e.matrix.T
+        if e.position is not None:
+            places = np.arange(ids.size) + self.plan.skipped
+            if self.plan.counted:
+                real = ids != self.plan.pad
+                places = np.cumsum(real) * real + self.plan.pad
+            out = out + e.position[places]
+        out = out if e.kind is None else out + e.kind
+        return precision.as_array(out) if e.norm is None else _normed(e.norm, precision.as_array(out))
 
     def given(self, mask: Any = None) -> Given:
         """The weights, with padding marked: ``mask`` (tokens,) is 0 at keys that attention must not see."""
@@ -129,22 +150,28 @@ class Checkpoint:
             raise ValueError("mask: needs one row of 0 and 1, at least one of them 1")
         return replace(self.weights, mask=jnp.asarray(seen.astype(bool)))
 
+    def behind(self, out: State, weights: Given | None = None) -> State:
+        """The last hidden state: the stack's last stream behind its final norm, where it has one."""
+        last = (weights or self.weights).final(self.stack) if self.stack.final_norm else None
+        return out if last is None else last(out)
+
     def hidden_states(self, ids: Any, mask: Any = None) -> Float[Array, "layers tokens d"]:
-        """The embedding's output and that of each block, as transformers' ``hidden_states``."""
+        """What enters each block, and the last state behind a final norm, as transformers' ``hidden_states``."""
         with precision.scope("float64"):
             x, weights = self.embed(ids), self.given(mask)
             if weights.mask is not None and weights.mask.shape != x.shape[:1]:
                 raise ValueError(f"mask: needs {x.shape[0]} entries, one for each id, got {weights.mask.size}")
             path = self.stack.trace(weights, x)
             assert path.x is not None
-            return jnp.concatenate([path.x[:: len(self.stack.block)], path.out[None]])
+            return jnp.concatenate([path.x[:: len(self.stack.block)], self.behind(path.out)[None]])
 
-    def mlm_logits(self, x: State) -> Float[Array, "tokens vocab"] | None:
-        """Logits of the masked-language-model head at the last hidden state; ``None`` where there is no head."""
-        head = self.head
-        if head is None:
+    def logits(self, x: State) -> Float[Array, "tokens vocab"] | None:
+        """Logits of its own head at the last hidden state; ``None`` where there is no head."""
+        if self.head is None:
             return None
         with precision.scope("float64"):
-            phi = to_jax([z], ACTIVATIONS[head.activation])
-            h = head.norm(phi(x @ head.w.T + head.b))
-            return h @ jnp.asarray(head.decoder, jnp.float64).T + head.bias
+            return self.head(x)
+
+    def mlm_logits(self, x: State) -> Float[Array, "tokens vocab"] | None:
+        """Logits of a masked-language-model head at the last hidden state; ``None`` where there is none."""
+        return None if self.head is None or self.head.transform is None else self.logits(x)

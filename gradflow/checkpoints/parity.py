@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from gradflow import checks, recorded
-from gradflow.checkpoints.families import FAMILIES
 from gradflow.checkpoints.loading import load
 from gradflow.checkpoints.model import Checkpoint
 
@@ -48,16 +47,19 @@ class Parity:
     states: int
 
 
-def gate(family: str, fixtures: Path = FIXTURES) -> Parity:
-    """Run a family's fixture, a tiny model that transformers made, and hold every hidden state against transformers' own.
+def gate(fixture: str, fixtures: Path = FIXTURES) -> Parity:
+    """Run a fixture, a tiny model that transformers made, and hold every hidden state and the logits against transformers' own.
+
+    ``fixture`` is a family's name, or that of a variant of it, as a plan's ``fixture`` says.
 
     Raises
     ------
     ParityError
         Naming the first layer that departs by more than 1e-5 of its rms.
     """
-    checks.one_of("family", family, [row.name for row in FAMILIES])
-    checkpoint, reference = load(fixtures / family), recorded.load(fixtures / family / "reference.npz")
+    checks.one_of("family", fixture, [folder.name for folder in fixtures.iterdir()])
+    checkpoint, reference = load(fixtures / fixture), recorded.load(fixtures / fixture / "reference.npz")
+    family = checkpoint.family
     tolerance, worst, states = TOLERANCE["float64"], 0.0, reference["hidden_states"].swapaxes(0, 1)
     for row, (ids, mask) in enumerate(zip(reference["ids"], reference["attention_mask"], strict=True)):
         text = checkpoint.ids(str(reference["text"][row]))
@@ -67,6 +69,8 @@ def gate(family: str, fixtures: Path = FIXTURES) -> Parity:
             )
         found = checkpoint.hidden_states(ids, None if mask.all() else mask)
         worst = max(worst, _worst(family, np.asarray(found), list(enumerate(states[row])), tolerance))
+        logits = np.asarray(checkpoint.logits(found[-1]))
+        _error(f"{family}'s logits are", logits, reference["logits"][row], tolerance)
     return Parity(family, "family-tested", worst, tolerance, states.shape[1])
 
 
@@ -114,15 +118,18 @@ def _worst(family: str, found: np.ndarray, wanted: list[tuple[int, np.ndarray]],
     """Largest relative error over the states, in order; the first beyond the tolerance ends it."""
     worst = 0.0
     for layer, state in wanted:
-        off, rms = float(np.max(np.abs(found[layer] - state))), float(np.sqrt(np.mean(state**2)))
-        error = off / rms if rms > 0 else np.inf
-        if not error <= tolerance:
-            where = f"after layer {layer} of {len(found) - 1}" if layer else "of the embedding"
-            raise ParityError(
-                f"parity: {family}'s hidden state {where} is off by {error:.2g} of its rms (at most {tolerance:g} is rounding)"
-            )
-        worst = max(worst, error)
+        where = f"after layer {layer} of {len(found) - 1}" if layer else "of the embedding"
+        worst = max(worst, _error(f"{family}'s hidden state {where} is", found[layer], state, tolerance))
     return worst
+
+
+def _error(what: str, found: np.ndarray, wanted: np.ndarray, tolerance: float) -> float:
+    """Largest error of an entry over the rms of what is wanted."""
+    off, rms = float(np.max(np.abs(found - wanted))), float(np.sqrt(np.mean(wanted**2)))
+    error = off / rms if rms > 0 else np.inf
+    if not error <= tolerance:
+        raise ParityError(f"parity: {what} off by {error:.2g} of its rms (at most {tolerance:g} is rounding)")
+    return error
 
 
 def _row(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:

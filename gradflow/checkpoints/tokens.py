@@ -8,6 +8,7 @@ import numpy as np
 import tokenizers
 from tokenizers.implementations.bert_wordpiece import BertWordPieceTokenizer
 
+from gradflow.checkpoints import ggufs
 from gradflow.checkpoints.folder import json_object
 
 
@@ -17,6 +18,21 @@ def fits(count: int, positions: int) -> None:
         raise ValueError(
             f"text: has {count} tokens, where the model takes 1 to {positions}; give a shorter piece of it"
         )
+
+
+def checked(ids: Any, vocab: int, positions: int) -> np.ndarray:
+    """One text's token ids, (tokens,), where both tables have room for them."""
+    try:
+        given = np.asarray(ids)
+    except ValueError:
+        given = np.empty((0, 0))
+    if given.ndim != 1 or given.dtype.kind not in "iu":
+        raise ValueError("ids: needs one row of whole numbers, the token ids of one text")
+    fits(given.size, positions)
+    if given.min() < 0 or given.max() >= vocab:
+        bad = given[(given < 0) | (given >= vocab)][0]
+        raise ValueError(f"ids: {bad} is outside the embedding's {vocab} rows; is the tokenizer this model's?")
+    return given.astype(np.int64)
 
 
 def encode(folder: Path, text: str) -> np.ndarray:
@@ -43,14 +59,14 @@ def encode(folder: Path, text: str) -> np.ndarray:
 
 
 def _encoded(folder: Path, text: str) -> Any:
-    """By ``tokenizer.json``, else by WordPiece from ``vocab.txt``."""
+    """By ``tokenizer.json``, else by WordPiece from ``vocab.txt``; a GGUF file has its own."""
     whole, words = folder / "tokenizer.json", folder / "vocab.txt"
-    if not whole.is_file() and not words.is_file():
+    used = next((file for file in (whole, words, folder) if file.is_file()), None)
+    if used is None:
         raise ValueError(
             f"checkpoint: {str(folder)!r} has neither tokenizer.json nor vocab.txt; add one, or give token ids instead"
         )
-    used = whole if whole.is_file() else words
-    switches = {} if used is whole else _switches(folder / "tokenizer_config.json")
+    switches = _switches(folder / "tokenizer_config.json") if used is words else {}
     try:
         stat = used.stat()
         return _made(used, stat.st_mtime_ns, stat.st_size, **switches).encode(text)
@@ -72,8 +88,10 @@ def _switches(settings: Path) -> dict[str, Any]:
 @functools.lru_cache(maxsize=4)
 def _made(used: Path, mtime: int, size: int, **switches: Any) -> Any:
     """The tokenizer of a file, read once for many texts; another ``mtime`` or ``size`` is another file."""
-    if used.suffix == ".json":
-        made: Any = tokenizers.Tokenizer.from_file(str(used))
+    if used.suffix == ".gguf":
+        made: Any = ggufs.tokenizer(ggufs.read(used).metadata)
+    elif used.suffix == ".json":
+        made = tokenizers.Tokenizer.from_file(str(used))
     else:
         made = BertWordPieceTokenizer(str(used), **switches)
     made.no_truncation()  # tokenizer.json often carries both, for the batches that it was used on

@@ -125,7 +125,7 @@ def figure(s: Spectrum) -> Any:
         style = {"color": "#0072B2", "lw": 1.2, "alpha": max(0.3, 1 / len(s.rms_gain))}
         marker = {"marker": "o", "ms": 3} if len(row) <= 64 else {}
         ax.plot(place, row[finite] / ten, label="log₁₀ σ" if i == 0 else None, **style, **marker)
-        if s.log_error is not None:
+        if s.log_error is not None and finite.any():
             error = np.minimum(s.log_error[i][finite], 700)
             with np.errstate(divide="ignore"):
                 low = np.log(np.clip(np.exp(row[finite] - row[0]) - np.exp(error - row[0]), 1e-300, None)) + row[0]
@@ -133,7 +133,8 @@ def figure(s: Spectrum) -> Any:
             shown = low / ten > row[finite].min() / ten - 1
             ax.fill_between(place[shown], low[shown] / ten, high[shown] / ten, color="#0072B2", alpha=0.15, lw=0)
     rms = float(np.mean(s.log_rms_gain)) / ten
-    ax.axhline(rms, color="#D55E00", lw=1.2, label="rms gain")
+    if math.isfinite(rms):
+        ax.axhline(rms, color="#D55E00", lw=1.2, label="rms gain")
     if s.log_rms_law is not None:
         ax.axhline(s.log_rms_law / ten, color="black", lw=1, ls="--", label="rms gain, law")
     null = int(np.median(s.null))

@@ -10,7 +10,9 @@ from gradflow.options import Block, Dtype, FinalNorm, Json, Key, Plot
 
 
 def spectrum(
-    model: Annotated[str, typer.Argument(help="A row of the catalogue, or a checkpoint's folder.")] = "post-ln",
+    model: Annotated[
+        str, typer.Argument(help="A row of the catalogue, or a checkpoint (folder, or GGUF file).")
+    ] = "post-ln",
     block: Block = "mlp:gelu",
     depth: Annotated[int, typer.Option(help="Blocks.")] = 24,
     d: Annotated[int, typer.Option(help="Width.")] = 512,
@@ -42,7 +44,7 @@ def spectrum(
     from gradflow.spectra import choice, report
 
     shell.check_plot(plot)
-    if Path(model).is_dir():
+    if Path(model).exists() and model not in shell.rows(["all", "streams"]):
         network, x = _checkpoint(model, text)
         options: dict[str, Any] = {}
     else:

@@ -1,0 +1,155 @@
+"""The primer on training: warm-up, Adam, and which placement trains; read off the stored runs in docs/training."""
+
+from gradflow.ledger.claim import Case, Claim
+from gradflow.ledger.placements import PRIMER
+
+RUNS = "python benchmarks/training.py {}"
+
+CLAIMS = (
+    Claim(
+        "early-norm",
+        PRIMER,
+        "Early in training 1/‖u‖ is above its steady value, and falls during warm-up.",
+        RUNS.format("warm-up"),
+        "first step over the last: MLPs' norms {mlp:.2f}, attention's {attention:.2f}, without warm-up {bare:.2f}",
+        "trained:early_norm",
+        (
+            Case("post-LN, 6 blocks, 200 steps of warm-up, norms of MLPs", "mlp", least=1.1),
+            Case("the same, norms of attention", "attention", least=1.1),
+            Case("without warm-up (does not learn), all norms", "bare", least=1.1),
+        ),
+        quick=False,
+    ),
+    Claim(
+        "adam-early",
+        PRIMER,
+        "Adam's early updates are larger than its later ones, and too large for post-LN.",
+        RUNS.format("warm-up"),
+        "update's rms, first over later, {update:.1f}; the first step moves the last stream by {move:.0%}",
+        "trained:adam_early",
+        (
+            Case("Adam's update: rms of the first over those of the second half of training", "update", least=2),
+            Case("without warm-up the first step moves post-LN's last stream by half its size", "move", least=0.5),
+        ),
+        quick=False,
+    ),
+    Claim(
+        "adam-cause",
+        PRIMER,
+        "And they are why post-LN fails without warm-up.",
+        RUNS.format("warm-up optimizers"),
+        "share that learns without warm-up: SGD at .1 {sgd:.0%}, RAdam {radam:.0%}; pre-LN (moved {pre_move:.0%}) {pre_ln:.0%}",
+        "trained:adam_cause",
+        (
+            Case(
+                "without such updates (SGD, lr 0.1, which trains behind a warm-up) each run learns (1)", "sgd", least=1
+            ),
+            Case("with their variance rectified (RAdam) each run learns (1)", "radam", least=1),
+            Case("pre-LN, moved as far by its first step, fails as well (0)", "pre_ln", most=0),
+        ),
+        quick=False,
+    ),
+    Claim(
+        "warm-up-helps",
+        PRIMER,
+        "Warm-up makes post-LN train.",
+        RUNS.format("warm-up optimizers deep"),
+        "share of runs that learn, with and without: 6 blocks {six:.0%}, {six_bare:.0%}; 18 blocks {deep:.0%}, {deep_bare:.0%}",
+        "trained:warm_up_helps",
+        (
+            Case("6 blocks, Adam, lr 3e-3: loss less than without, nats", "six_saved", least=0.3),
+            Case("6 blocks, RAdam, lr 3e-3: loss less than without, nats", "radam_saved", least=0.3),
+            Case("6 blocks, SGD, lr 0.1: loss less than without, nats", "sgd_saved", least=0.3),
+            Case("18 blocks, Adam, lr 3e-3: loss less than without, nats", "deep_saved", least=0.3),
+        ),
+        quick=False,
+    ),
+    Claim(
+        "warm-up-leaves",
+        PRIMER,
+        "Warm-up helps, and still leaves the shallow blocks' gradients orders of magnitude below the deep ones'.",
+        RUNS.format("warm-up deep"),
+        "first sub-layer's weight gradient over the last's: 6 blocks {six:.2f}, 18 blocks {deep:.1e}",
+        "trained:warm_up_leaves",
+        (
+            Case("6 blocks, second half of 400 steps (learns)", "six", most=0.1),
+            Case("18 blocks, second half of 400 steps (does not learn)", "deep", most=0.1),
+            Case("18 blocks that learn", "deep_learns", most=0.1, missing="a post-LN run of 18 blocks that learns"),
+        ),
+        quick=False,
+    ),
+    Claim(
+        "post-ln-diverges",
+        PRIMER,
+        "Post-LN without warm-up diverges.",
+        RUNS.format("warm-up deep"),
+        "runs whose loss leaves the numbers: {diverged:.0%}; it ends {above:+.2f} nats from that of the bytes' frequencies",
+        "trained:post_ln_diverges",
+        (
+            Case("the loss leaves the numbers (1) or not (0), 6 and 18 blocks, lr 3e-3", "diverged", least=1),
+            Case("the loss ends above that of the bytes' frequencies: nats above", "above", least=0.5),
+            Case("larger rates with Adam", "larger", least=1, missing="runs of post-LN above lr 3e-3"),
+        ),
+        quick=False,
+    ),
+    Claim(
+        "post-ln-stalls",
+        PRIMER,
+        "Weaker than that: post-LN without warm-up does not train.",
+        RUNS.format("warm-up optimizers deep"),
+        "runs that learn: 6 blocks {learn_6:.0%}, 18 blocks {learn_18:.0%}, 6 blocks with SGD at .03 {learn_sgd:.0%}",
+        "trained:post_ln_stalls",
+        (
+            Case("6 blocks, Adam, lr 3e-3: each run learns (1) or not (0)", "learn_6", most=0),
+            Case("18 blocks, Adam, lr 3e-3", "learn_18", most=0),
+            Case("6 blocks, RAdam, lr 3e-3", "learn_radam", most=0),
+            Case("6 blocks, SGD, lr 0.1", "learn_sgd_fast", most=0),
+            Case("6 blocks, SGD, lr 0.03", "learn_sgd", most=0),
+        ),
+        quick=False,
+    ),
+    Claim(
+        "post-ln-deep",
+        PRIMER,
+        "Beyond a dozen layers post-LN hardly trains at all.",
+        RUNS.format("warm-up deep"),
+        "share that learn with warm-up: {at_12:.0%} at 12 sub-layers, {at_36:.0%} at 36 (three rates), pre-LN {pre_36:.0%}",
+        "trained:post_ln_deep",
+        (
+            Case("36 sub-layers, 200 steps of warm-up, lr 3e-3: share that learns", "at_36", most=0),
+            Case("the same, lr 1e-3", "at_36_lower", most=0),
+            Case("the same, lr 3e-4", "at_36_lowest", most=0),
+            Case("and up to a dozen it trains: 12 sub-layers, with warm-up", "at_12", least=1),
+            Case("36 sub-layers, longer training or warm-up", "longer", most=0, missing="runs of more than 400 steps"),
+        ),
+        quick=False,
+    ),
+    Claim(
+        "post-ln-lower",
+        PRIMER,
+        "Tuned, post-LN ends at a slightly lower loss than pre-LN.",
+        RUNS.format("warm-up"),
+        "untuned, both at lr 3e-3 with 200 steps of warm-up: held-out loss of post-LN {same:+.3f} nats over pre-LN's",
+        "trained:post_ln_lower",
+        (Case("each at its best rate and warm-up", "tuned", most=0, missing="runs of both over rates and warm-ups"),),
+        quick=False,
+    ),
+    Claim(
+        "pre-ln-rates",
+        PRIMER,
+        "Pre-LN tolerates larger learning rates than post-LN.",
+        RUNS.format("warm-up deep"),
+        "largest rate run that learns, pre-LN {pre_18:.0e}; post-LN at 18 blocks: none down to {post_18:.0e}",
+        "trained:pre_ln_rates",
+        (
+            Case(
+                "18 blocks, 400 steps: pre-LN's largest rate that learns over the least at which post-LN fails",
+                "ratio_18",
+                least=2,
+            ),
+            Case("6 blocks, no warm-up: pre-LN learns where post-LN does not: difference of shares", "bare_6", least=1),
+            Case("6 blocks, with warm-up", "ratio_6", least=1.01, missing="runs of pre-LN and post-LN above lr 3e-3"),
+        ),
+        quick=False,
+    ),
+)
