@@ -240,7 +240,7 @@ def test_branches_in_parallel_are_the_sum_of_their_matrices():
                 torch.nn.Parameter(p + q) for p, q in zip(two.f.parameters(), two.g.parameters(), strict=True)
             )
     found, wanted = gradflow.torch.profile(model, states()), gradflow.torch.profile(single, states())
-    assert found.labels == ("1 parallel", "2 parallel")
+    assert found.labels == ("1 mlp|mlp", "2 mlp|mlp")
     for name in (*FACTORS, "net", "branch_return", "branch_in_projection"):
         np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-12, err_msg=name)
 
@@ -356,9 +356,12 @@ def test_a_stream_that_is_read_elsewhere_fails_parity():
         gradflow.torch.profile(model, states(), lambda out: loss(out))
 
 
-def test_an_audit_names_the_worst():
-    found = gradflow.torch.audit(encoder(), states(), loss)
-    profile = gradflow.torch.profile(encoder(), states(), loss)
+@pytest.mark.parametrize("norm_first", [False, True], ids=["post-ln", "pre-ln"])
+def test_an_audit_names_the_worst(norm_first):
+    model = encoder(norm_first)
+    found, profile = gradflow.torch.audit(model, states(), loss), gradflow.torch.profile(model, states(), loss)
+    assert found.closed_form == pytest.approx(0.8 ** (2 * DEPTH)), "a final norm is no sub-layer"
+    assert found.settings["loss"] == pytest.approx(loss(model(states())).item())
     np.testing.assert_array_equal(found.profile.net, profile.net)
     assert found.worst.label == profile.labels[int(np.argmin(profile.summary("net").mean))]
     assert "PyTorch's own gradients" in str(found)

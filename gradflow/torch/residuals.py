@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradflow.parallel import BETWEEN
 from gradflow.torch.library import torch
 from gradflow.torch.recording import Event, Record
 from gradflow.torch.structure import Block, is_norm
@@ -159,7 +160,8 @@ class _Block:
             norm_in = readers[0] if len(readers) == 1 else None  # of several in parallel none has the whole gradient
             norm_out = next(call for call in calls if call.entered is tensor) if post else None
             out = tensor if norm_out is None else norm_out.left
-            label = f"{self.number} {'parallel' if several else self._kind(kinds, found)}"
+            kind = self._kind(kinds, found)
+            label = f"{self.number} {kind}{BETWEEN + 'mlp' if several else ''}"
             norms = (norm_in, norm_branch, norm_out)
             found.append(Sublayer(label, stream, tensor, out, alpha, beta, norms, len(readers)))
             stream, seen, kinds = out, [], []

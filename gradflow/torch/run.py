@@ -26,7 +26,7 @@ def measure(model: Any, batch: Any, loss: Any, layers: Any, mask: Any, batch_fir
     with recording.recorded(model, blocks, batch) as record:
         found, final = residuals.sublayers(record, blocks)
         residuals.unchanged(record, found, blocks)
-        kind, gradients = _backward(record.output, found, final, loss, key)
+        kind, value, gradients = _backward(record.output, found, final, loss, key)
     arrays = _Arrays(structure.tokens_first(model, batch_first), found[0].x.shape)
     values = [arrays.sublayer(row, gradients) for row in found]
     last = None if final is None else arrays.passed(final, gradients)
@@ -56,6 +56,7 @@ def measure(model: Any, batch: Any, loss: Any, layers: Any, mask: Any, batch_fir
         "seeds": 1,
         "key": key,
         "cotangent": kind,
+        "loss": value,
         "probes": 1,
         "dtype": str(found[0].x.dtype).removeprefix("torch."),
         "autocast": _autocast(found[0].x.device.type),
@@ -134,8 +135,8 @@ class _Arrays:
 
 def _backward(
     output: Any, found: list[Sublayer], final: NormCall | None, loss: Any, key: int
-) -> tuple[str, dict[int, Any]]:
-    """One backward pass: the cotangent's kind, and the gradient at every tensor that the rows need."""
+) -> tuple[str, float | None, dict[int, Any]]:
+    """One backward pass: the cotangent's kind, the loss, and the gradient at every tensor that the rows need."""
     end = found[-1].out if final is None else final.left
     calls = [call for row in found for call in row.norms if call] + ([final] if final else [])
     wanted = [t for row in found for t in (row.x, row.u, row.out)] + [t for call in calls for t in call[1:]]
@@ -159,7 +160,7 @@ def _backward(
     gradients = {id(t): g for t, g in zip(tensors, pulled, strict=True)}
     if gradients[id(end)] is None or gradients[id(found[0].x)] is None:
         raise ValueError("loss: does not depend on the stack's output, so there is no gradient to follow")
-    return kind, gradients
+    return kind, None if kind == "gaussian" else float(start.detach()), gradients
 
 
 def _real(mask: Any, shape: tuple[int, ...]) -> np.ndarray | None:
