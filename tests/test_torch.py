@@ -245,6 +245,21 @@ def test_branches_in_parallel_are_the_sum_of_their_matrices():
         np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-12, err_msg=name)
 
 
+def test_a_stack_without_norms_is_named_by_the_user():
+    torch.manual_seed(5)
+    model = users()
+    for block in model.blocks:
+        block.norm = torch.nn.Identity()
+    found = gradflow.torch.audit(model, states(), loss, layers="blocks")
+    assert found.settings["scheme"] == "no-norm"
+    assert "no norm stands on the identity path" in found.verdict
+    gains = [np.eye(D) + block.f.weight.detach().numpy() for block in model.blocks]
+    back = sent().numpy() @ gains[1] @ gains[0]
+    sizes = [np.linalg.norm(v, axis=(1, 2)) for v in (back, sent().numpy())]
+    np.testing.assert_allclose(found.profile.exact[:, 0], sizes[0] / sizes[1], rtol=1e-12)
+    np.testing.assert_array_equal(found.profile.trunk, 1)
+
+
 def test_norms_inside_a_branch_take_what_autograd_says():
     torch.manual_seed(4)
     model = Model(Sandwich(), Sandwich()).double()

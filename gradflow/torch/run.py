@@ -180,7 +180,7 @@ def _scheme(found: list[Sublayer]) -> str:
         (True, False, False): "pre-ln",
         (True, True, False): "sandwich",
         (False, True, False): "res-post-norm",
-        (False, False, False): "no norm",
+        (False, False, False): "no-norm",
     }
     return " + ".join(sorted(names.get(slot, "norms in and out") for slot in slots))
 
