@@ -27,7 +27,7 @@ _NOTE = (
 
 def audit(a: Audit) -> Group:
     """One screen: what was run, the gains end to end, the factors of every sub-layer, the verdict."""
-    factors = _factors(a.profile, _normed(a))
+    factors = _factors(a.profile, _norm_out(a))
     return Group(_heading(a), "", _gains(a), factors, _note(a), "", Text(f"Verdict: {a.verdict}"))
 
 
@@ -115,7 +115,7 @@ def _unit_skip(p: Profile) -> bool:
 
 def _note(a: Audit) -> Text:
     skip = ", the skip's being 1 everywhere" if _unit_skip(a.profile) else ""
-    trunk = ", trunk (F = 0)" if _normed(a) else ""
+    trunk = ", trunk (F = 0)" if _norm_out(a) else ""
     return Text(_NOTE.format(skip=skip, trunk=trunk), style="dim")
 
 
@@ -138,14 +138,14 @@ def verdict(a: Audit) -> str:
     return "; ".join(parts) + "."
 
 
-def _normed(a: Audit) -> bool:
-    """Whether sub-layers have a norm on the identity path (a scheme's name need not be in the catalogue)."""
-    return bool(np.any(np.asarray(a.profile.norm)[:, : a.sublayers] != 1))
+def _norm_out(a: Audit) -> bool:
+    """Whether a sub-layer's own norm stands on the identity path; an empty slot's factors are 1 exactly."""
+    return bool(np.any(a.profile.norm[:, : a.sublayers] != 1))
 
 
 def _on_identity(a: Audit) -> slice:
     """The rows whose norm stands on the identity path: all of them, or the last one, or none."""
-    if _normed(a):
+    if _norm_out(a):
         return slice(None)
     return slice(a.sublayers, None)
 

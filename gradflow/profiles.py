@@ -122,7 +122,7 @@ class _Case:
         states = states if batched else states[None]
         if batched and self.seeds > 1:
             raise ValueError("seeds: a batch is measured on one network; give one state, or leave seeds out")
-        real = _real(mask, states.shape[:2])
+        real = real_tokens(mask, states.shape[:2])
         shape = (len(states) if batched else self.seeds, self.probes, *states.shape[1:])
         kind, sent = _cotangents(self.cotangent, shape, self.key, stack.dtype)
         if real is not None and sent is not None:
@@ -168,7 +168,7 @@ def labels(stack: Stack | StreamStack) -> tuple[str, ...]:
     return (*rows, "final norm") if stack.final_norm else tuple(rows)
 
 
-def _real(mask: Any, shape: tuple[int, int]) -> np.ndarray | None:
+def real_tokens(mask: Any, shape: tuple[int, int]) -> np.ndarray | None:
     """A mask as (batch, tokens) of bool."""
     if mask is None:
         return None

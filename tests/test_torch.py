@@ -103,6 +103,35 @@ def test_the_gains_are_plain_autograds():
     assert not any(m._forward_hooks or m._forward_pre_hooks for m in model.modules()), "no hook is left"
 
 
+def test_a_frozen_model_has_the_same_gains():
+    frozen = encoder().requires_grad_(False)
+    found, wanted = (gradflow.torch.profile(model, states(), loss) for model in (frozen, encoder()))
+    np.testing.assert_allclose(found.net, wanted.net, rtol=1e-12)
+
+
+def test_padding_counts_nowhere():
+    model, real = encoder(), torch.arange(TOKENS) < torch.tensor([[TOKENS], [TOKENS - 2]])
+    batch = {"src": states(), "src_key_padding_mask": ~real}
+    whole = gradflow.torch.profile(model, batch, lambda out: loss(out * real[..., None]), mask=real)
+    short = gradflow.torch.profile(
+        model, states()[1:, : TOKENS - 2], lambda out: (out * sent()[1:, : TOKENS - 2]).sum()
+    )
+    assert whole.settings["tokens"] == [TOKENS, TOKENS - 2]
+    for name in (*FACTORS, "net", "stream_rms", "stream_cosine", "token_cosine", "gradient_cosine", "radius_gain"):
+        np.testing.assert_allclose(getattr(whole, name)[1], getattr(short, name)[0], rtol=1e-10, err_msg=name)
+
+
+def test_a_decoder_has_three_sublayers():
+    layer = torch.nn.TransformerDecoderLayer(D, HEADS, 2 * D, 0.0, batch_first=True, dtype=torch.float64)
+    model = torch.nn.TransformerDecoder(layer, 2)
+    x = states().requires_grad_()
+    loss(model(x, 2 * states() + 1)).backward()
+    found = gradflow.torch.profile(model, (states(), 2 * states() + 1), loss)
+    assert found.labels[:3] == ("1 attention", "1 attention-2", "1 mlp")
+    sizes = x.grad.flatten(1).norm(dim=1) / sent().flatten(1).norm(dim=1)
+    np.testing.assert_allclose(found.exact[:, 0], sizes, rtol=1e-12)
+
+
 def test_layouts_are_one_profile():
     rows, columns = encoder(), encoder(batch_first=False)
     first = gradflow.torch.profile(rows, states(), loss)
@@ -120,6 +149,35 @@ def test_autocast_is_near(norm_first):
     for name in (*FACTORS, "net", "trunk", "exact"):
         np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=0.03, err_msg=name)
     assert np.abs(found.net / wanted.net - 1).max() > 1e-6, "bfloat16 is not float64"
+
+
+class ShiftedNorm(torch.nn.Module):
+    """As Gemma has it: the gain is 1 + w, the statistics are float32's."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(0.3 * torch.randn(D))
+        self.variance_epsilon = 1e-6
+
+    def forward(self, x):
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        return (wide * (1 + self.weight.float())).to(x.dtype)
+
+
+class Sandwich(torch.nn.Module):
+    """x' = x + N(f(N(x))), which keeps what passes."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.after, self.f = ShiftedNorm(), ShiftedNorm(), torch.nn.Linear(D, D)
+
+    def forward(self, x):
+        h = self.before(x)
+        f = self.f(h)
+        u = x + self.after(f)
+        self.kept = (x, h, f, u)
+        return u
 
 
 class Block(torch.nn.Module):
@@ -182,9 +240,40 @@ def test_branches_in_parallel_are_the_sum_of_their_matrices():
                 torch.nn.Parameter(p + q) for p, q in zip(two.f.parameters(), two.g.parameters(), strict=True)
             )
     found, wanted = gradflow.torch.profile(model, states()), gradflow.torch.profile(single, states())
-    assert found.labels == ("1 parallel", "2 parallel")
+    assert found.labels == ("1 mlp|mlp", "2 mlp|mlp")
     for name in (*FACTORS, "net", "branch_return", "branch_in_projection"):
         np.testing.assert_allclose(getattr(found, name), getattr(wanted, name), rtol=1e-12, err_msg=name)
+
+
+def test_a_stack_without_norms_is_named_by_the_user():
+    torch.manual_seed(5)
+    model = users()
+    for block in model.blocks:
+        block.norm = torch.nn.Identity()
+    found = gradflow.torch.audit(model, states(), loss, layers="blocks")
+    assert found.settings["scheme"] == "no-norm"
+    assert "no norm stands on the identity path" in found.verdict
+    gains = [np.eye(D) + block.f.weight.detach().numpy() for block in model.blocks]
+    back = sent().numpy() @ gains[1] @ gains[0]
+    sizes = [np.linalg.norm(v, axis=(1, 2)) for v in (back, sent().numpy())]
+    np.testing.assert_allclose(found.profile.exact[:, 0], sizes[0] / sizes[1], rtol=1e-12)
+    np.testing.assert_array_equal(found.profile.trunk, 1)
+
+
+def test_norms_inside_a_branch_take_what_autograd_says():
+    torch.manual_seed(4)
+    model = Model(Sandwich(), Sandwich()).double()
+    found = gradflow.torch.profile(model, states(), loss)
+    assert (found.settings["scheme"], found.settings["norm"]) == ("sandwich", "rms")
+    out = model(states().requires_grad_())
+    for number, block in enumerate(model.blocks):
+        gradients = torch.autograd.grad(loss(out), block.kept, retain_graph=True)
+        x, h, f, u = (g.flatten(1).norm(dim=1).numpy() for g in gradients)
+        through = found.branch_out_affine * found.branch_out_projection * found.branch_out_norm
+        np.testing.assert_allclose(through[:, number], f / u, rtol=1e-5)
+        through = found.branch_in_affine * found.branch_in_projection * found.branch_in_norm
+        np.testing.assert_allclose(through[:, number], found.branch_return[:, number] * u / h, rtol=1e-5)
+        np.testing.assert_allclose(found.net[:, number], x / u, rtol=1e-5)
 
 
 def test_a_stack_named_by_its_blocks_is_the_one_found():
@@ -282,9 +371,12 @@ def test_a_stream_that_is_read_elsewhere_fails_parity():
         gradflow.torch.profile(model, states(), lambda out: loss(out))
 
 
-def test_an_audit_names_the_worst():
-    found = gradflow.torch.audit(encoder(), states(), loss)
-    profile = gradflow.torch.profile(encoder(), states(), loss)
+@pytest.mark.parametrize("norm_first", [False, True], ids=["post-ln", "pre-ln"])
+def test_an_audit_names_the_worst(norm_first):
+    model = encoder(norm_first)
+    found, profile = gradflow.torch.audit(model, states(), loss), gradflow.torch.profile(model, states(), loss)
+    assert found.closed_form == pytest.approx(0.8 ** (2 * DEPTH)), "a final norm is no sub-layer"
+    assert found.settings["loss"] == pytest.approx(loss(model(states())).item())
     np.testing.assert_array_equal(found.profile.net, profile.net)
     assert found.worst.label == profile.labels[int(np.argmin(profile.summary("net").mean))]
     assert "PyTorch's own gradients" in str(found)

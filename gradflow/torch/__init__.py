@@ -85,7 +85,8 @@ def audit(
     Returns
     -------
     Audit
-        As `gradflow.audit` gives of a folder; ``parity`` compares the analytic Jacobians with PyTorch's own gradients.
+        As `gradflow.audit` gives of a folder, from the first block's input to the stack's output;
+        ``parity`` compares the analytic Jacobians with PyTorch's own gradients.
     """
     from gradflow.torch import run
 

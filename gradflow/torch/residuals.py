@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from gradflow.parallel import BETWEEN
 from gradflow.torch.library import torch
 from gradflow.torch.recording import Event, Record
 from gradflow.torch.structure import Block, is_norm
@@ -42,6 +43,8 @@ class Sublayer:
         As measured.
     norms : (NormCall or None, NormCall or None, NormCall or None)
         At the branch's input, its output, and the output.
+    readers : int
+        How many norms read the stream: with two, each is one of two parallel branches' and ``norms`` holds neither.
     """
 
     label: str
@@ -51,6 +54,7 @@ class Sublayer:
     alpha: float
     beta: float
     norms: tuple[NormCall | None, NormCall | None, NormCall | None]
+    readers: int
 
 
 def alike(a: Any, b: Any) -> bool:
@@ -156,8 +160,10 @@ class _Block:
             norm_in = readers[0] if len(readers) == 1 else None  # of several in parallel none has the whole gradient
             norm_out = next(call for call in calls if call.entered is tensor) if post else None
             out = tensor if norm_out is None else norm_out.left
-            label = f"{self.number} {'parallel' if several else self._kind(kinds, found)}"
-            found.append(Sublayer(label, stream, tensor, out, alpha, beta, (norm_in, norm_branch, norm_out)))
+            kind = self._kind(kinds, found)
+            label = f"{self.number} {kind}{BETWEEN + 'mlp' if several else ''}"
+            norms = (norm_in, norm_branch, norm_out)
+            found.append(Sublayer(label, stream, tensor, out, alpha, beta, norms, len(readers)))
             stream, seen, kinds = out, [], []
         if not found or found[-1].out is not end.tensor:
             self._refuse(start, events, end)

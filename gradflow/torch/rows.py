@@ -142,5 +142,5 @@ def rows(values: list[Values], last: Passed | None, real: np.ndarray | None) -> 
             w, row = _sublayer(each, w, real)
             found.insert(0, row)
         out = {name: np.stack([np.asarray(row[name]) for row in found], 1) for name in found[0]}
-        end = jax.vmap(token_cosine, (0, None if real is None else 0))(jnp.asarray(values[0].at_x), real)
+        end = jax.vmap(token_cosine, (0, None if real is None else 0))(jnp.asarray(values[0].at_x), real)  # type: ignore[arg-type]
         return out | {"input_gradient_cosine": np.asarray(end)}

@@ -26,7 +26,7 @@ def measure(model: Any, batch: Any, loss: Any, layers: Any, mask: Any, batch_fir
     with recording.recorded(model, blocks, batch) as record:
         found, final = residuals.sublayers(record, blocks)
         residuals.unchanged(record, found, blocks)
-        kind, gradients = _backward(record.output, found, final, loss, key)
+        kind, value, gradients = _backward(record.output, found, final, loss, key)
     arrays = _Arrays(structure.tokens_first(model, batch_first), found[0].x.shape)
     values = [arrays.sublayer(row, gradients) for row in found]
     last = None if final is None else arrays.passed(final, gradients)
@@ -56,6 +56,7 @@ def measure(model: Any, batch: Any, loss: Any, layers: Any, mask: Any, batch_fir
         "seeds": 1,
         "key": key,
         "cotangent": kind,
+        "loss": value,
         "probes": 1,
         "dtype": str(found[0].x.dtype).removeprefix("torch."),
         "autocast": _autocast(found[0].x.device.type),
@@ -135,8 +136,8 @@ class _Arrays:
 
 def _backward(
     output: Any, found: list[Sublayer], final: NormCall | None, loss: Any, key: int
-) -> tuple[str, dict[int, Any]]:
-    """One backward pass: the cotangent's kind, and the gradient at every tensor that the rows need."""
+) -> tuple[str, float | None, dict[int, Any]]:
+    """One backward pass: the cotangent's kind, the loss, and the gradient at every tensor that the rows need."""
     end = found[-1].out if final is None else final.left
     calls = [call for row in found for call in row.norms if call] + ([final] if final else [])
     wanted = [t for row in found for t in (row.x, row.u, row.out)] + [t for call in calls for t in call[1:]]
@@ -146,38 +147,41 @@ def _backward(
             "model: the stream carries no gradient (activation checkpointing with use_reentrant=True, or a no_grad inside); "
             "use use_reentrant=False, or switch it off"
         )
-    own = getattr(output, "loss", None)
+    own: Any = getattr(output, "loss", None)
     if loss is None and own is None:
         generator = torch.Generator().manual_seed(key)
         sent = torch.randn(end.shape, generator=generator, dtype=torch.float64).to(end.device, end.dtype)
         kind, start, grads = "gaussian", end, sent
     else:
-        kind, start, grads = "loss", own if loss is None else loss(output), None
+        start: Any = own if loss is None else loss(output)
+        kind, grads = "loss", None
         if not (isinstance(start, torch.Tensor) and start.ndim == 0 and start.requires_grad):
             raise ValueError("loss: must return one real number that depends on the model's output, as a scalar tensor")
     pulled = torch.autograd.grad(start, tensors, grads, allow_unused=True)
     gradients = {id(t): g for t, g in zip(tensors, pulled, strict=True)}
     if gradients[id(end)] is None or gradients[id(found[0].x)] is None:
         raise ValueError("loss: does not depend on the stack's output, so there is no gradient to follow")
-    return kind, gradients
+    return kind, None if kind == "gaussian" else float(start.detach()), gradients
 
 
 def _real(mask: Any, shape: tuple[int, ...]) -> np.ndarray | None:
     """The mask as (batch, tokens) of bool."""
     if mask is None:
         return None
-    return profiles._real(mask.detach().cpu().numpy() if isinstance(mask, torch.Tensor) else mask, (shape[0], shape[1]))
+    return profiles.real_tokens(
+        mask.detach().cpu().numpy() if isinstance(mask, torch.Tensor) else mask, (shape[0], shape[1])
+    )
 
 
 def _scheme(found: list[Sublayer]) -> str:
     """The residual equation as it was found, by its slots."""
-    slots = {tuple(norm is not None for norm in row.norms) for row in found}
+    slots = {(row.readers > 0, row.norms[1] is not None, row.norms[2] is not None) for row in found}
     names = {
         (False, False, True): "post-ln",
         (True, False, False): "pre-ln",
         (True, True, False): "sandwich",
         (False, True, False): "res-post-norm",
-        (False, False, False): "no norm",
+        (False, False, False): "no-norm",
     }
     return " + ".join(sorted(names.get(slot, "norms in and out") for slot in slots))
 
