@@ -78,7 +78,6 @@ def audited(model: Any, profile: Profile) -> Audit:
         "family": "PyTorch",
         "sizes": {name: s[name] for name in ("depth", "d")},
         "text": None,
-        "loss": None,
         "tokens": s["tokens"] if isinstance(s["tokens"], list) else [s["tokens"]] * states,
         "path": "first block's input to the stack's output",
     }
