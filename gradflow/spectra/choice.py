@@ -284,9 +284,7 @@ def _law(stack: Any, path: str, tokens: int) -> float | None:
         except ValueError:
             return None
         gains.append(float((found.log_trunk if path == "trunk" else found.log_exact)[0, 0]))
-    return (
-        gains[0] if abs(gains[0] - gains[1]) < 1 else None
-    )
+    return gains[0] if abs(gains[0] - gains[1]) < 1 else None
 
 
 def forecasts(
