@@ -46,6 +46,11 @@ def joined(piece: Any, axis: int = 0) -> Any:
     return jax.lax.all_gather(piece, AXIS, axis=axis, tiled=True)
 
 
+def here(everywhere: Any) -> Any:
+    """What every device holds, as one of this process holds it: what follows is then computed once, not once a device."""
+    return jax.tree.map(lambda leaf: leaf.addressable_data(0), everywhere)
+
+
 def split(share: Callable[..., Any], arguments: Any, ins: Any) -> Any:
     """``shard_map`` of what ends with the same answer on every device."""
     return jax.shard_map(share, mesh=mesh(), in_specs=ins, out_specs=PartitionSpec(), check_vma=False)(*arguments)

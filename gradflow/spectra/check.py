@@ -15,8 +15,8 @@ from jaxtyping import Array, Float
 
 from gradflow import precision
 from gradflow.spectra.network import Chain, Network
-from gradflow.stack import State
 
+States = Float[Array, "m tokens d"]
 PROBES = 8
 
 
@@ -41,19 +41,19 @@ def _pulled(network: Network, key: Array, z: Float[Array, "k tokens d"]) -> tupl
     return jax.lax.map(lambda g: pull(g)[0], z), network.exponent(scales)
 
 
-def log_error(network: Network, apply: Callable[[State], State], exponent: float, key: Array) -> float:
+def log_error(network: Network, apply: Callable[[States], States], exponent: float, key: Array) -> float:
     """log of ‖M − J‖_F, from `PROBES` pairs of vectors.
 
     Parameters
     ----------
     apply : callable
-        v ↦ M v over 2^exponent.
+        v ↦ M v over 2^exponent, for several v at once.
     """
     shape, dtype = network.x.shape, network.x.dtype
     k_v, k_z, k_scales = jax.random.split(key, 3)
     with precision.scope(dtype):
         v = precision.normal(k_v, (PROBES, *shape), dtype)
-        ahead = np.asarray(jax.lax.map(apply, v), np.float64)
+        ahead = np.asarray(apply(v), np.float64)
     wide = widened(network)
     with precision.scope(wide.x.dtype):
         z = precision.normal(k_z, ahead.shape, wide.x.dtype)

@@ -58,6 +58,13 @@ class LowRank(NamedTuple):
         return self.diagonal[:, None] * (jnp.eye(self.diagonal.size, dtype=self.left.dtype) - self.left.T @ inner)
 
 
+@jax.jit
+def times(tokens: LowRank, log_scale: Any, v: Float[Array, "m tokens d"]) -> Float[Array, "m tokens d"]:
+    """The whole matrix over e^log_scale times every v; ``tokens`` has its blocks stacked."""
+    own = jnp.exp(tokens.log_scale - log_scale)[:, None]
+    return jax.lax.map(lambda one: own * jax.vmap(LowRank.mv)(tokens, one), v)
+
+
 def columns(network: Network) -> int | None:
     """R, the columns of E over the whole depth; ``None`` where the product is not of that form."""
     stack = network.model

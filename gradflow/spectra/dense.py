@@ -49,7 +49,7 @@ def whole(network: Network, chunk: int | None = None, progress: Callable[[int, i
     padded = chunk + -chunk % jax.device_count()
     parts = []
     for start in range(0, width, chunk):
-        pushed, exponent = _push(network, padded, np.int32(start))
+        pushed, exponent = devices.here(_push(network, padded, np.int32(start)))
         parts.append((pushed[..., : min(chunk, width - start)], exponent))
         if progress is not None:
             progress(min(start + chunk, width), width)
@@ -63,3 +63,11 @@ def _joined(blocks: bool, columns: tuple[Basis, ...], exponents: tuple[Array, ..
     matrix = jnp.concatenate(shifted, -1)
     values = jnp.linalg.svd(matrix if blocks else matrix.reshape(-1, matrix.shape[-1]), compute_uv=False)
     return Whole(matrix, jnp.sort(values.reshape(-1), descending=True), exponent)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def times(blocks: bool, matrix: Basis, v: Float[Array, "m tokens d"]) -> Float[Array, "m tokens d"]:
+    """The matrix times every v."""
+    if blocks:
+        return jnp.einsum("tij,mtj->mti", matrix, v)
+    return jnp.einsum("tik,mk->mti", matrix, v.reshape(len(v), -1))

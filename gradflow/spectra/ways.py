@@ -1,5 +1,6 @@
 """The four ways behind one interface: a network in, logs of singular values with their errors out."""
 
+import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -71,13 +72,7 @@ def by_dense(network: Network, key: jax.Array, o: Options, progress: Progress = 
     """`dense.whole`, its error by `check`."""
     found = dense.whole(network, o.chunk, progress)
     exponent = float(found.exponent)
-
-    def apply(v: Any) -> Any:
-        if network.blocks:
-            return jnp.einsum("tij,tj->ti", found.matrix, v)
-        return jnp.einsum("tik,k->ti", found.matrix, v.reshape(-1))
-
-    error = log_error(network, apply, exponent, key)
+    error = log_error(network, functools.partial(dense.times, network.blocks, found.matrix), exponent, key)
     facts = {} if o.chunk is None else {"chunk": o.chunk}
     return _whole(_logs(found.values, exponent, network.columns), error, facts)
 
@@ -102,12 +97,7 @@ def by_compact(network: Network, key: jax.Array, o: Options, progress: Progress 
             progress(token + 1, network.x.shape[0])
     scale = max(float(p.log_scale) for p in parts)
     stacked = jax.tree.map(lambda *leaves: jnp.stack(leaves), *parts)
-
-    def apply(v: Any) -> Any:
-        own = jnp.exp(stacked.log_scale - scale)[:, None]
-        return own * jax.vmap(compact.LowRank.mv)(stacked, v)
-
-    error = log_error(network, apply, scale / math.log(2), key)
+    error = log_error(network, functools.partial(compact.times, stacked, scale), scale / math.log(2), key)
     return _whole(
         np.sort(np.concatenate(logs))[::-1], error, {"rank of the correction": size, "learned gain": not plain}
     )
