@@ -1,11 +1,14 @@
 """Speed and memory as ratios within one run: interleaved medians, shuffled order, so that a noisy machine cancels.
 
-``make bench`` prints the table; ``python benchmarks/bench.py --json FILE`` also stores it.
+``make bench`` prints the table; ``--readme FILE`` writes it with what it was measured on, ``--json FILE`` its figures alone.
 """
 
 import argparse
+import datetime
+import importlib.metadata
 import importlib.util
 import json
+import os
 import platform
 import resource
 import subprocess
@@ -18,6 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import profiles
+import spectra
 from rich.console import Console
 from rich.table import Table
 
@@ -146,37 +150,93 @@ def minilm() -> list[Path]:
     return [Path(spec.origin).parent / "model"] if spec and spec.origin else []
 
 
+def machine(*packages: str) -> str:
+    """What the figures were measured on, in one line."""
+    info = Path("/proc/cpuinfo")
+    names = (
+        [line.partition(": ")[2] for line in info.read_text().splitlines() if "model name" in line]
+        if info.exists()
+        else []
+    )
+    versions = [
+        f"{name} {importlib.metadata.version(name)}" for name in ("jax", "jaxlib", "numpy", "matfree", *packages)
+    ]
+    cores = f"{len(os.sched_getaffinity(0))} of {os.cpu_count()} cores of {(names or [platform.machine()])[0]}"
+    date, load = datetime.date.today().isoformat(), f"load average {os.getloadavg()[0]:.1f} at the start"
+    return ", ".join([jax.default_backend(), cores, f"Python {platform.python_version()}", *versions, load, date])
+
+
+def met(value: float, wanted: str) -> str:
+    """Whether a figure keeps its bound; empty where it has none."""
+    sign, _, bound = wanted.partition(" (")[0].partition(" ")
+    compare = {"≤": float.__le__, "≥": float.__ge__}.get(sign)
+    return "" if compare is None else "yes" if compare(float(value), float(bound)) else "**no**"
+
+
+HEAD = """# Benchmarks
+
+`{command}` on {machine}.
+
+Ratios are of interleaved medians within one run, {rounds} rounds in shuffled order, so that what else the machine does cancels.
+On a busy machine pin it to one core (`taskset -c 0`): LAPACK's threads wait for each other there, which no ratio cancels.
+
+| measure | value | wanted | met |
+|---|---:|---|---|
+"""
+OTHERS = """
+Scripts with pages of their own:
+
+* `alternatives.py`: what a user would write instead, [docs/alternatives.md](../docs/alternatives.md)
+* `agreement.py`: law against measurement, every scheme, [docs/agreement.md](../docs/agreement.md)
+* `attention.py`: the law of several tokens, [docs/attention.md](../docs/attention.md)
+* `experts.py`: a norm behind the experts, [docs/experts.md](../docs/experts.md)
+"""
+
+
+def page(rows: list[tuple[str, float, str]], about: str, rounds: int) -> str:
+    """The table as Markdown."""
+    head = HEAD.format(command="python benchmarks/bench.py --readme benchmarks/README.md", machine=about, rounds=rounds)
+    return (
+        head
+        + "".join(f"| {name} | {value:.3g} | {wanted} | {met(value, wanted)} |\n" for name, value, wanted in rows)
+        + OTHERS
+    )
+
+
+def measured(rounds: int) -> list[tuple[str, float, str]]:
+    """Every row."""
+    with precision.scope("float64"):
+        rows = [*shell(), *memory(), *compilation(3), *whole_product(rounds), *profiles.rows(interleaved, rounds)]
+        rows += spectra.rows(interleaved, rounds)
+    with precision.scope("float32"):
+        return rows + profiles.rows(interleaved, rounds, "float32")
+
+
 def main() -> None:
     """Run everything and print the table."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--peak", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--json", type=Path, help="also write the figures here")
+    parser.add_argument("--readme", type=Path, help="also write the table here, as Markdown")
     args = parser.parse_args()
-    with precision.scope("float64"):
-        if args.peak:
+    if args.peak:
+        with precision.scope("float64"):
             stack = Stack.make("post-ln", "linear", args.peak, D)
             jax.block_until_ready(product(stack, Drawn(jax.random.key(0)), jnp.ones((1, D))))
-            print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
-            return
-        rows = [
-            *shell(),
-            *memory(),
-            *compilation(3),
-            *whole_product(args.rounds),
-            *profiles.rows(interleaved, args.rounds),
-        ]
-    with precision.scope("float32"):
-        rows += profiles.rows(interleaved, args.rounds, "float32")
-    device = f"{jax.default_backend()}, {platform.machine()}, JAX {jax.__version__}, float64, d = {D}, L = {L}"
-    table = Table(title=f"gradflow benchmarks: {device}", title_justify="left")
-    for column in ("measure", "value", "wanted"):
+        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+        return
+    about, rows = machine(), measured(args.rounds)
+    table = Table(title=f"gradflow benchmarks: {about}", title_justify="left")
+    for column in ("measure", "value", "wanted", "met"):
         table.add_column(column, justify="right" if column == "value" else "left")
     for name, value, wanted in rows:
-        table.add_row(name, f"{value:.3g}", wanted)
+        table.add_row(name, f"{value:.3g}", wanted, met(value, wanted).strip("*"))
     Console(width=100).print(table)
     if args.json:
-        args.json.write_text(json.dumps({"device": device, "rows": rows}, ensure_ascii=False, indent=1) + "\n")
+        args.json.write_text(json.dumps({"device": about, "rows": rows}, ensure_ascii=False, indent=1) + "\n")
+    if args.readme:
+        args.readme.write_text(page(rows, about, args.rounds), encoding="utf-8")
 
 
 if __name__ == "__main__":

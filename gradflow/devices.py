@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import AxisType, Mesh, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 AXIS = "devices"
 
@@ -44,6 +44,13 @@ def over(one: Callable[..., Any], *stacked: Any, together: bool = False) -> Any:
 def joined(piece: Any, axis: int = 0) -> Any:
     """The pieces of all devices side by side, on every device; within `split`."""
     return jax.lax.all_gather(piece, AXIS, axis=axis, tiled=True)
+
+
+def placed(tree: Any) -> Any:
+    """A copy on every device of one process, so that several calls send it once; several processes send it with each."""
+    if jax.device_count() == 1 or jax.process_count() > 1:
+        return tree
+    return jax.device_put(tree, NamedSharding(mesh(), PartitionSpec()))
 
 
 def here(everywhere: Any) -> Any:

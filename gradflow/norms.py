@@ -40,9 +40,14 @@ def _wide(dtype: Any) -> Any:
     return dtype if jnp.finfo(dtype).bits >= 32 else jnp.float32
 
 
-def _mean(x: Vectors) -> Vectors:
-    """Mean of the last axis, which stays with length 1."""
-    return jnp.mean(x, -1, keepdims=True)
+def _mean(x: Array, axis: int = -1) -> Array:
+    """Mean of an axis, which stays with length 1."""
+    return jnp.mean(x, axis, keepdims=True)
+
+
+def _before(part: Array, axis: int) -> Array:
+    """``part`` with its last axis at ``axis``, axes of length 1 behind it."""
+    return part.reshape(*part.shape, *(1,) * (-1 - axis))
 
 
 def _centre(x: Vectors) -> Vectors:
@@ -106,11 +111,12 @@ class NormJacobian:
         """1/t of every point, an axis of length 1 after it."""
         return self.scale[..., None]
 
-    def tangent(self, h: Vectors) -> Vectors:
-        """``P_t h = (P − κ ŷŷᵀ/d) h``, the symmetric part that projects; ``h`` may have leading axes of its own."""
-        h = h - _mean(h) if self.centred else h
-        along = _mean(self.direction * h) * self.direction
-        return h - along + self.kept[..., None] * along
+    def tangent(self, h: Array, axis: int = -1) -> Array:
+        """``P_t h = (P − κ ŷŷᵀ/d) h`` along an axis, the symmetric part that projects; ``h`` may have leading axes of its own."""
+        direction, kept = (_before(part, axis) for part in (self.direction, self.kept[..., None]))
+        h = h - _mean(h, axis) if self.centred else h
+        along = _mean(direction * h, axis) * direction
+        return h - along + kept * along
 
     def mv(self, v: Vectors) -> Vectors:
         """``J v`` (forward), shape (*batch, d)."""
@@ -123,8 +129,10 @@ class NormJacobian:
             return self.scale[..., None] * self.tangent(self.gain * precision.as_array(g))
 
     def push(self, basis: Float[Array, "*batch d k"]) -> Float[Array, "*batch d k"]:
-        """``J @ basis``: k directions at every point."""
-        return jax.vmap(self.mv, -1, -1)(basis)
+        """``J @ basis``: k directions at every point, where they lie (``vmap`` of `mv` would transpose them twice a layer)."""
+        gain, scale = (_before(part, -2) for part in (self.gain, self.scale[..., None]))
+        with precision.scope(self.scale.dtype):
+            return gain * (scale * self.tangent(precision.as_array(basis), -2))
 
     def dense(self) -> Float[Array, "*batch d d"]:
         """``J`` as a matrix, shape (*batch, d, d)."""

@@ -47,7 +47,7 @@ def whole(network: Network, chunk: int | None = None, progress: Callable[[int, i
     width = network.columns
     chunk = min(chunk or width, width)
     padded = chunk + -chunk % jax.device_count()
-    parts = []
+    network, parts = devices.placed(network), []
     for start in range(0, width, chunk):
         pushed, exponent = devices.here(_push(network, padded, np.int32(start)))
         parts.append((pushed[..., : min(chunk, width - start)], exponent))

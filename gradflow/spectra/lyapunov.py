@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 from jaxtyping import Array, Bool, Float, Int
 
 from gradflow import precision
@@ -83,7 +84,9 @@ def exponents(network: Network, key: Array, top: int, every: int, blocks: int | 
     def orthonormal(frame: Array, shift: Array, sums: Sums) -> tuple[Array, Sums]:
         matrix = frame if network.blocks else frame.reshape(1, -1, top)
         q, r = jnp.linalg.qr(matrix)
-        return q.reshape(frame.shape), _added(sums, r, shift)
+        # LAPACK's Q lies by columns; left so, it would make every layer between two QRs transpose the frame
+        q = with_layout_constraint(q.reshape(frame.shape), Layout(tuple(range(frame.ndim))))
+        return q, _added(sums, r, shift)
 
     def block(part: Stack, carry: tuple, inputs: tuple) -> tuple[tuple, None]:
         x, frame, shift, sums, marks = carry
