@@ -244,10 +244,14 @@ def test_interrupted_says_how_to_go_on_and_goes_on(shell, tmp_path, monkeypatch,
 
         yield show
 
-    with monkeypatch.context() as patch:
-        patch.setattr("gradflow.shell.progress", at_the_keyboard)
-        patch.setattr("os._exit", sys.exit)  # this process goes on
-        code, out, err = shell(*arguments)
+    ignored = signal.signal(signal.SIGINT, signal.default_int_handler)  # as xdist's workers have it
+    try:
+        with monkeypatch.context() as patch:
+            patch.setattr("gradflow.shell.progress", at_the_keyboard)
+            patch.setattr("os._exit", sys.exit)  # this process goes on
+            code, out, err = shell(*arguments)
+    finally:
+        signal.signal(signal.SIGINT, ignored)
     assert (code, out) == (130, "")
     said = err.splitlines()
     assert said[0] == "gradflow: stopping after this network; Ctrl-C again stops at once"
