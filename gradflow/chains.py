@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array
 
-from gradflow import checks
+from gradflow import checks, precision
 from gradflow.flow import Rows, backward, bare_row, norm_row, normalised, ratio, rms, token_cosine
 from gradflow.jacobian import SublayerJacobian
 from gradflow.matrices import Basis, pushed
@@ -122,6 +123,30 @@ def checked(items: Sequence[Item]) -> tuple[Item, ...]:
     if not len(items):
         raise ValueError("model: needs at least one layer")
     return tuple(items)
+
+
+def carries_its_own(**left_out: bool) -> None:
+    """Refuse an argument that a list of functions leaves no room for; its message names it."""
+    for name, absent in left_out.items():
+        if not absent:
+            raise ValueError(f"{name}: a list of functions carries its own; leave {name} out")
+
+
+def state_of(x: Any) -> Any:
+    """The state that enters, in its own dtype; whole numbers become float64.
+
+    Raises
+    ------
+    ValueError
+        For anything but finite real numbers in a dtype that a list of functions runs in.
+    """
+    state = x if isinstance(x, jax.Array) else np.asarray(x)
+    if state.dtype.kind in "iub":
+        state = np.asarray(state, np.float64)
+    checks.real_array("x:", state)
+    if str(state.dtype) not in precision.DTYPES:
+        raise ValueError(f"x: a list of functions runs in {' or '.join(precision.DTYPES)}, got {state.dtype}")
+    return state
 
 
 def as_tokens(state: Array) -> Array:

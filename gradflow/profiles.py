@@ -74,10 +74,9 @@ def profile(
     checks.key(key)
     case = {"cotangent": cotangent, "key": key, "probes": number}
     if isinstance(model, Sequence) and not isinstance(model, str):
-        fixed = {"weights": weights is None, "mask": mask is None, "seeds": seeds == 1, "weight_grad": not weight_grad}
-        for name, left_out in fixed.items():
-            if not left_out:
-                raise ValueError(f"{name}: a list of functions carries its own; leave {name} out")
+        chains.carries_its_own(
+            weights=weights is None, mask=mask is None, seeds=seeds == 1, weight_grad=not weight_grad
+        )
         return _chain(chains.checked(model), x, **case)
     stack = getattr(model, "stack", model)
     if not isinstance(stack, Stack | StreamStack):
@@ -240,13 +239,8 @@ def measure(
 
 def _chain(items: tuple[chains.Item, ...], x: Any, cotangent: Any, key: int, probes: int) -> Profile:
     """Profile a list of functions, in the dtype of ``x``."""
-    state = x if isinstance(x, jax.Array) else np.asarray(x)
-    if state.dtype.kind in "iub":
-        state = np.asarray(state, np.float64)
-    checks.real_array("x:", state)
+    state = chains.state_of(x)
     dtype = str(state.dtype)
-    if dtype not in precision.DTYPES:
-        raise ValueError(f"x: a list of functions runs in {' or '.join(precision.DTYPES)}, got {dtype}")
     with precision.scope(dtype):
         state = jnp.asarray(state)
         out, reverse_only = chains.outline(items, state)

@@ -195,15 +195,10 @@ def _networks(
 
 def _chain(model: Sequence[Any], x: Any, weights: Any, path: str, seeds: int) -> Network:
     """A list of functions, in the dtype of ``x``."""
-    for name, left_out in {"weights": weights is None, "seeds": seeds == 1, "path": path == "exact"}.items():
-        if not left_out:
-            raise ValueError(f"{name}: a list of functions carries its own; leave {name} out")
+    chains.carries_its_own(weights=weights is None, seeds=seeds == 1, path=path == "exact")
     if x is None:
         raise ValueError("x: a list of functions needs the state that enters it")
-    state = x if isinstance(x, jax.Array) else np.asarray(x)
-    state = np.asarray(state, np.float64) if state.dtype.kind in "iub" else state
-    checks.real_array("x:", state)
-    checks.one_of("x: dtype", str(state.dtype), precision.DTYPES)
+    state = chains.state_of(x)
     items = chains.checked(tuple(model))
     with precision.scope(str(state.dtype)):
         state = jnp.asarray(state)
