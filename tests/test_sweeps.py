@@ -250,13 +250,13 @@ def test_interrupted_says_how_to_go_on_and_goes_on(shell, tmp_path, monkeypatch,
             patch.setattr("gradflow.shell.progress", at_the_keyboard)
             patch.setattr("os._exit", sys.exit)  # this process goes on
             code, out, err = shell(*arguments)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     finally:
         signal.signal(signal.SIGINT, ignored)
     assert (code, out) == (130, "")
     said = err.splitlines()
     assert said[0] == "gradflow: stopping after this network; Ctrl-C again stops at once"
     assert said[1:] == [f"gradflow: stopped; {file} holds 4 of 18 cases, the same command goes on"]
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert done == [(n, 18) for n in range(5)]
     half = Sweep.open(file)
     assert (len(half), half.missing) == (4, 14)
