@@ -23,6 +23,7 @@ from gradflow.matrices import Basis, Params, State, gaussian, linear
 from gradflow.mlp import HIDDEN_NORMS, MLP
 from gradflow.parallel import BETWEEN, Parallel
 from gradflow.rounded import MARK, Rounded
+from gradflow.rwkv import ChannelMix, TimeMix
 from gradflow.symbolic import moments as symbolic
 
 
@@ -167,6 +168,7 @@ BRANCHES: dict[str, Any] = {  # Branch by name; `named` knows mixtures, attentio
     **{mlp.name: mlp for gated in (False, True) for mlp in (MLP(name, gated=gated) for name in symbolic.ACTIVATIONS)},
     **{branch.name: branch for branch in (Attention(), Attention(causal=True))},
     **{branch.name: branch for branch in (CrossAttention(), CrossAttention(qk_norm=True))},
+    **{branch.name: branch for branch in (TimeMix(), ChannelMix())},
 }
 
 

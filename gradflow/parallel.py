@@ -17,7 +17,7 @@ from gradflow.matrices import Basis, Params, State
 from gradflow.symbolic.moments import BranchMoments
 
 BETWEEN = "|"
-KINDS = ("w", "b", "note", "gain", "rope", "reach")
+KINDS = ("w", "b", "note", "gain", "rope", "reach", "mix", "decay", "first")
 
 
 @dataclass(frozen=True)

@@ -228,7 +228,7 @@ def follow(
     Powers as from `gradflow.leading.leading`, means over tokens; with the tokens' and their gradients' mean cosines.
     """
     for branch in map(_undropped, _parts(branches)):
-        if isinstance(branch, Attention):
+        if hasattr(branch, "of_law"):
             branch.of_law()
     if not all(isinstance(_undropped(b), Attention) or hasattr(b, "pairs") for b in _parts(branches)):
         raise ValueError("block: a branch of yours needs `pairs` for a law of several tokens")

@@ -1,6 +1,6 @@
 """From a folder to a `Checkpoint`: every tensor by its family's name for it, its shape held against the config."""
 
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from gradflow.checkpoints.plan import Family, Plan
 from gradflow.experts import Experts
 from gradflow.norms import Norm
 from gradflow.parallel import renamed
+from gradflow.rwkv import ChannelMix, TimeMix
 from gradflow.stack import Given, Stack
 
 Affine = tuple[np.ndarray, np.ndarray | None]
@@ -59,13 +60,13 @@ class Reader:
         stored = self.tensor(gain, (d,)) + self.plan.unit
         return stored, self.tensor(bias, (d,)) if self.plan.norm_bias and not width else np.zeros(d)
 
-    def layer_norm(self, module: str) -> Norm:
+    def layer_norm(self, module: str, eps: float | None = None) -> Norm:
         """One norm outside of the blocks."""
-        return self.made(*map(jnp.asarray, self.norm(module)))
+        return self.made(*map(jnp.asarray, self.norm(module)), eps)
 
-    def made(self, gain: Any, bias: Any) -> Norm:
-        """A norm of the family's kind."""
-        return Norm(gain, bias, row=self.family.norm, eps=self.plan.eps)
+    def made(self, gain: Any, bias: Any, eps: float | None = None) -> Norm:
+        """A norm of the family's kind; ε is the plan's unless given."""
+        return Norm(gain, bias, row=self.family.norm, eps=self.plan.eps if eps is None else eps)
 
     def attention(self, block: str) -> dict[str, np.ndarray]:
         """A block's W_Q, W_K, W_V, W_O, biases, and gains behind the norms of queries and keys."""
@@ -105,10 +106,30 @@ class Reader:
         wide = {n: (np.concatenate([expert[n][0] for expert in each], int(n == "out")), None) for n in parts}
         return _named(wide | {"router": self.affine(block + str(family.router), plan.mlp.number, plan.d, False)})
 
+    def mixer(self, branch: TimeMix | ChannelMix, block: str, modules: Sequence[str], vectors: Sequence[str]) -> Any:
+        """A block's parameters of a branch that says their shapes; mixes are stored for a batch of texts."""
+        shapes = branch.shapes(self.plan.d)
+        stored = [*(f"{module}.weight" for module in modules), *vectors]
+        found = {}
+        for (n, shape), name in zip(shapes.items(), stored, strict=True):
+            found[n] = self.tensor(block + name, (1, 1, *shape) if n.startswith("mix") else shape).reshape(shape)
+        return found
+
+    def branches(self, block: str) -> list[dict[str, np.ndarray]]:
+        """Parameters of both branches of a block."""
+        plan, family = self.plan, self.family
+        if not isinstance(plan.attention, TimeMix) or not isinstance(plan.mlp, ChannelMix):
+            return [self.attention(block), self.mlp(block)]
+        first, second = family.vectors
+        return [
+            self.mixer(plan.attention, block, family.attention, first),
+            self.mixer(plan.mlp, block, family.mlp, second),
+        ]
+
     def block(self, l: int) -> tuple[list[dict[str, np.ndarray]], list[list[tuple[np.ndarray, np.ndarray]]]]:
         """Parameters of each sub-layer of block ``l``, and the norms in its slots."""
         prefix = self.prefix + self.family.layer.format(l=l)
-        params = [self.attention(prefix), self.mlp(prefix)]
+        params = self.branches(prefix)
         norms = [[self.norm(prefix + module) for module in each] for each in self.family.norms]
         if self.plan.turns is not None:
             params[0]["rope"] = self.plan.turns[l]
@@ -136,7 +157,8 @@ class Reader:
         for each in norms:
             filled = iter(each)
             slots.append(tuple(self.made(*next(filled)) if slot else None for slot in self.plan.scheme.slots))
-        last = self.layer_norm(self.prefix + str(self.family.final)) if self.plan.final_norm else None
+        final = self.prefix + str(self.family.final)
+        last = self.layer_norm(final, self.plan.final_eps) if self.plan.final_norm else None
         return Given(tuple(params), tuple(slots), last)
 
     def embedding(self) -> Embedding:

@@ -10,6 +10,7 @@ from gradflow.attention import Attention
 from gradflow.checkpoints.config import Config
 from gradflow.experts import Experts
 from gradflow.mlp import MLP
+from gradflow.rwkv import ChannelMix, TimeMix
 from gradflow.schemes import Scheme, scheme_of
 
 QKV, GATED = frozenset("qkv"), frozenset(("in", "gate", "out"))
@@ -34,7 +35,10 @@ class HeadNames:
 
 @dataclass(frozen=True, eq=False)
 class Sizes:
-    """What every config says: sizes, of which ``positions`` is the most tokens of a text, ε of every norm, and φ's name."""
+    """What every config says: sizes, of which ``positions`` is the most tokens of a text, ε of every norm, and φ's name.
+
+    ``heads`` is 0, and ``activation`` empty until the details say it, where the config has no such key.
+    """
 
     d: int
     depth: int
@@ -55,11 +59,11 @@ class Plan(Sizes):
     scheme : Scheme
         Where the norms stand.
     attention, mlp
-        The branches.
+        The branches; the first may be a recurrence.
     parallel : bool
         Whether both read the same stream and add up, each behind a norm of its own.
-    final_norm : bool
-        Whether a norm follows the last block.
+    final_norm, final_eps
+        Whether a norm follows the last block; its ε, where the model's code fixes another.
     unit : float
         What a norm's gain has over the weight that is stored.
     biases : set of str
@@ -87,11 +91,12 @@ class Plan(Sizes):
     """
 
     scheme: Scheme
-    attention: Attention
-    mlp: MLP | Experts
+    attention: Attention | TimeMix
+    mlp: MLP | Experts | ChannelMix
     fixture: str
     parallel: bool = False
     final_norm: bool = True
+    final_eps: float | None = None
     unit: float = 0.0
     biases: frozenset[str] = frozenset()
     norm_bias: bool = True
@@ -110,6 +115,9 @@ class Plan(Sizes):
         """Its numbers, JSON-ready."""
         names = ("depth", "heads", "inner", "vocab", "positions", "activation", "eps", "tied")
         found = {"hidden": self.d} | {name: getattr(self, name) for name in names}
+        if isinstance(self.attention, TimeMix):
+            del found["heads"]
+            return found | {"channels": self.attention.size}
         return found | {"kv_heads": self.attention.kv_heads_of(self.d), "head_size": self.attention.size_of(self.d)}
 
 
@@ -140,12 +148,16 @@ class Family:
         Of each sub-layer, what fills the scheme's slots in turn.
     qk_norms : tuple of str
         Norms of queries and keys, where there are any.
+    vectors : tuple of tuple of str
+        Of a recurrence and of the branch after it, what they have beside the matrices that ``attention`` and ``mlp`` then
+        name in the branches' own order.
     projection : tuple of str
         Matrices from a narrower word embedding to d, and back before the decoder, where there are any.
     in_out : bool
         Whether a block's matrices are stored (in, out).
     hidden, depth, heads, inner, activation, eps, table, size : str
-        Keys of config.json; ``eps`` may be the number that the model's code fixes, and a head's ``size`` d/heads.
+        Keys of config.json; ``eps`` may be the number that the model's code fixes, and a head's ``size`` d/heads. ``None``
+        where there are no heads, or no choice of an activation.
     defaults : mapping
         transformers' own, where config.json leaves a key out.
     only : mapping
@@ -176,13 +188,14 @@ class Family:
     by_head: bool = False
     qk_norms: tuple[str, ...] = ()
     router: str | None = None
+    vectors: tuple[tuple[str, ...], ...] = ()
     projection: tuple[str, ...] = ()
     in_out: bool = False
     hidden: str = "hidden_size"
     depth: str = "num_hidden_layers"
-    heads: str = "num_attention_heads"
+    heads: str | None = "num_attention_heads"
     inner: str = "intermediate_size"
-    activation: str = "hidden_act"
+    activation: str | None = "hidden_act"
     eps: str | float = "layer_norm_eps"
     table: str = "max_position_embeddings"
     size: str | None = None
@@ -204,9 +217,9 @@ def plan(family: Family, stated: Mapping[str, Any]) -> Plan:
     config = Config(stated, family.defaults)
     for key, allowed in family.only.items():
         config.only(key, *allowed)
-    activation = config.activation(family.activation)
-    d, heads = config.whole(family.hidden, 3), config.whole(family.heads)
-    if d % heads and not (family.size and config.get(family.size)):
+    activation = config.activation(family.activation) if family.activation else ""
+    d, heads = config.whole(family.hidden, 3), config.whole(family.heads) if family.heads else 0
+    if heads and d % heads and not (family.size and config.get(family.size)):
         raise ValueError(
             f"checkpoint: config.json's {family.heads!r} is {heads}, which does not divide {family.hidden!r}, {d}"
         )
@@ -221,7 +234,9 @@ def plan(family: Family, stated: Mapping[str, Any]) -> Plan:
         activation=activation,
     )
     found: dict[str, Any] = {"scheme": scheme_of(family.scheme), "tied": config.flag("tie_word_embeddings")}
-    found |= {"mlp": MLP(activation, sizes.inner / d, gated=len(family.mlp) == 3), "fixture": family.name}
+    found |= {"fixture": family.name}
+    if activation:
+        found |= {"mlp": MLP(activation, sizes.inner / d, gated=len(family.mlp) == 3)}
     found |= vars(sizes) | family.details(config, sizes)
     config.refuse_others(family.inert)
     return Plan(**found)
