@@ -130,6 +130,32 @@ def attention(
     return np.stack(rows, -2)
 
 
+def shifted(mix, x):
+    """Each token's share of itself, and the rest of the one before."""
+    before = np.concatenate([np.zeros_like(x[..., :1, :]), x[..., :-1, :]], -2)
+    return mix * x + (1 - mix) * before
+
+
+def sigmoid(z):
+    return 1 / (1 + np.exp(-z))
+
+
+def time_mix(params, x):
+    """By its definition: at every token one sum over all up to it, and no recurrence."""
+    r, k, v = (shifted(params[f"mix_{n}"], x) @ params[f"w_{n}"].T for n in "rkv")
+    rows, fall = [], np.exp(params["decay"])
+    for t in range(x.shape[-2]):
+        age = t - 1 - np.arange(t + 1)[:, None]
+        w = np.exp(k[..., : t + 1, :] + np.where(age < 0, params["first"], -age * fall))
+        rows.append((w * v[..., : t + 1, :]).sum(-2) / w.sum(-2))
+    return (sigmoid(r) * np.stack(rows, -2)) @ params["w_o"].T
+
+
+def channel_mix(params, x):
+    k, r = (shifted(params[f"mix_{n}"], x) @ params[f"w_{n}"].T for n in "kr")
+    return sigmoid(r) * (np.where(k.real > 0, k, 0) ** 2 @ params["w_v"].T)
+
+
 def branch(name, params, x, activation=None):
     """f(x) of the whole state, from the branch's name and weights."""
     name, hidden = next(
@@ -138,6 +164,8 @@ def branch(name, params, x, activation=None):
     if name.startswith(("attention", "cross-attention")):
         options = {"causal": "causal" in name, "rope": "rope" in name, "qk_norm": "qk-norm" in name}
         return attention(params, x, math.gcd(x.shape[-1], 8), **options, hidden=hidden)
+    if name in ("time-mix", "channel-mix"):
+        return {"time-mix": time_mix, "channel-mix": channel_mix}[name](params, x)
     if name == "linear":
         return x @ params["w"].T
     if name == "bias":
