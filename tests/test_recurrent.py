@@ -1,12 +1,14 @@
 """RWKV-4 against Hugging Face's own numbers, each planted fault against the gate, and its branches in random stacks."""
 
 import dataclasses
+import functools
 import json
 import shutil
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracle
 import pytest
 import sympy
 from refusals import refused
@@ -49,22 +51,26 @@ def test_the_recurrence_is_its_sum(x64, size):
         np.testing.assert_allclose(row, (w * v[: t + 1]).sum(0) / w.sum(0), rtol=1e-12, atol=1e-13)
 
 
-def test_matrices_gradients_are_watched(x64):
-    """The notes of both branches against autodiff in the very weights."""
-    x, c = np.random.default_rng(0).normal(size=(2, 5, 6))
-    for branch in (TimeMix(size=4), ChannelMix(ratio=1.5)):
-        params = branch.init(jax.random.key(0), 6, "float64")
-        notes = {f"note{n}": jnp.zeros(()) for n in branch.matrices}
+@pytest.mark.parametrize("branch", [TimeMix(size=4), ChannelMix(ratio=1.5)], ids=lambda branch: branch.name)
+def test_derivatives_are_the_definitions(x64, branch):
+    """Forward and back against complex steps through the definition; the matrices' gradients, as noted, against autodiff."""
+    rng = np.random.default_rng(0)
+    x, c, direction = map(jnp.asarray, rng.normal(size=(3, 5, 6)))
+    params, notes = branch.init(jax.random.key(0), 6, "float64"), {f"note{n}": jnp.zeros(()) for n in branch.matrices}
 
-        @jax.jit
-        def slopes(params, notes, branch=branch):
-            loss = lambda params, notes: jnp.sum(c * branch.apply(params | notes, jnp.asarray(x)))  # noqa: E731
-            return jax.grad(loss)(params, {}), jax.grad(loss, 1)(params, notes)
+    @jax.jit
+    def run(params, notes):
+        loss = lambda params, notes, x: jnp.sum(c * branch.apply(params | notes, x))  # noqa: E731
+        plain, back = jax.grad(loss, (0, 2))(params, {}, x)
+        return branch.push(params, x, direction[..., None]), back, plain, jax.grad(loss, 1)(params, notes, x)
 
-        plain, watched = slopes(params, notes)
-        assert {n for n in params if n.startswith("w")} == {f"w{n}" for n in branch.matrices}
-        for n in branch.matrices:
-            assert watched[f"note{n}"] == pytest.approx(np.linalg.norm(plain[f"w{n}"]), rel=1e-12)
+    pushed, back, plain, watched = run(params, notes)
+    truth = oracle.jacobian(functools.partial(oracle.branch, branch.name, jax.tree.map(np.asarray, params)), x)
+    np.testing.assert_allclose(pushed[..., 0], np.einsum("tisj,sj->ti", truth, direction), atol=1e-13)
+    np.testing.assert_allclose(back, np.einsum("tisj,ti->sj", truth, c), atol=1e-13)
+    assert {n for n in params if n.startswith("w")} == {f"w{n}" for n in branch.matrices}
+    for n in branch.matrices:
+        assert watched[f"note{n}"] == pytest.approx(np.linalg.norm(plain[f"w{n}"]), rel=1e-12)
 
 
 def test_drawn_vectors_are_the_papers(x64):
@@ -260,6 +266,7 @@ def test_texts_of_several_lengths_are_as_they_are_alone(eager, checkpoint, wante
         np.testing.assert_allclose(out[: row.size], checkpoint.hidden_states(row)[-1], atol=1e-12)
 
 
+@pytest.mark.slow
 def test_an_audit_is_of_transformers_own_loss_and_gradient(checkpoint, wanted):
     a = gradflow.audit(FIXTURE, str(wanted["text"][0]))
     assert (a.family, a.settings["cotangent"], a.ids) == ("rwkv", "next-token", (tuple(wanted["ids"][0]),))

@@ -142,7 +142,9 @@ def test_weights_have_variance_one_over_fan_in_times_gain(branch, x64):
         np.testing.assert_allclose(np.mean(w) * np.sqrt(w.shape[1]) / gain, 0, atol=5 / np.sqrt(n))
 
 
-@pytest.mark.parametrize("branch", BRANCH_NAMES)
+@pytest.mark.parametrize(
+    "branch", [pytest.param(b, marks=pytest.mark.slow if b.endswith("-mix") else ()) for b in BRANCH_NAMES]
+)
 @pytest.mark.usefixtures("eager")
 def test_push_is_jacfwd_of_the_branch(branch):
     f, d = branch_of(branch), 6 if "attention" in branch else WIDTH  # two heads, or the shapes of the table
