@@ -1,7 +1,7 @@
-"""Questions about warm-up, each answered by runs of several seeds: `python benchmarks/training.py [NAME …] --out DIR`.
+"""Questions about training, each answered by runs of several seeds: `python benchmarks/training.py [NAME …] --out DIR`.
 
 Writes docs/training/NAME.json (settings, losses, the lens's series) and NAME.png. Runs are kept in DIR, and taken up again.
---speed measures the price of the lens.
+--speed measures the price of the lens, --norms that of a norm.
 """
 
 import argparse
@@ -14,17 +14,20 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import training_figures as figures
 
 import gradflow
 from gradflow import precision
 from gradflow.training.data import text_of
-from gradflow.training.model import draw
 from gradflow.training.results import TrainingRuns
+from gradflow.training.run import initial
 from gradflow.training.settings import Settings, product
 
 DOCS = Path(__file__).resolve().parent.parent / "docs" / "training"
 SIX = {"depth": 6, "seeds": 3}
 DEEP = {"depth": 18, "seeds": 2}
+RATES = [3e-4, 1e-3, 3e-3, 1e-2, 3e-2]
+BOTH = {"depth": 6, "seeds": 1, "scheme": ["post-ln", "pre-ln"], "warmup": 200}
 
 # name -> calls of gradflow.warmup whose runs stand in one figure
 EXPERIMENTS = {
@@ -39,16 +42,25 @@ EXPERIMENTS = {
         DEEP | {"scheme": ["admin", "deepnorm"], "warmup": 0},
         DEEP | {"scheme": "post-ln", "warmup": 200, "lr": [3e-4, 1e-3]},
     ],
+    "rates": [BOTH | {"lr": RATES}],
+    "norms": [BOTH | {"norm": ["layernorm", "rms"]}],
 }
-KEPT = ("scheme", "depth", "optimizer", "lr", "warmup", "key")
+KEPT = ("scheme", "depth", "optimizer", "norm", "lr", "warmup", "key")
+APART = ("name", "labels", "normed", "equation", "rounded")  # of a run
+OWN = {"rates": figures.rates, "norms": figures.norms}
+DPI = {True: 110, False: 85}  # the others have six panels, in 400 kB
 
 
 def run(name, out):
     """All runs of an experiment, named by what tells them apart."""
     runs = []
     for call in EXPERIMENTS[name]:
-        found = gradflow.warmup(**call, out=out, progress=lambda done, total: None)
-        runs += found.runs if isinstance(found, TrainingRuns) else [found]
+        found = gradflow.warmup(**call, out=out)
+        settings, _ = product({k: v for k, v in (defaults() | call).items() if k in defaults()}, call["seeds"])
+        for r, each in zip(found.runs if isinstance(found, TrainingRuns) else [found], settings, strict=True):
+            if name == "norms":
+                r.settings["rounded"] = gradflow.training.rounded(out / each.file, bits=(8, 4, 3))
+            runs.append(r)
     several = [k for k in KEPT if len({r.settings[k] for r in runs}) > 1]
     for r in runs:
         words = {"depth": "{} blocks", "lr": "lr {:g}", "warmup": "warm-up {}", "key": "key {}"}
@@ -64,7 +76,8 @@ def rounded(values, digits=4):
 def summary(r):
     """What a reader may want to hold against the prose."""
     p = r.profile
-    return {
+    own = {"rounded": {name: round(loss, 5) for name, loss in r.settings.get("rounded", {}).items()}}
+    return {name: value for name, value in own.items() if value} | {
         "name": r.name,
         **{k: r.settings[k] for k in KEPT},
         "loss": round(r.final_loss, 4),
@@ -81,30 +94,49 @@ def summary(r):
     }
 
 
-def speed(pairs=40):
+def in_turn(settings, programs, pairs=40, clock=time.perf_counter):
+    """Seconds of a stretch of each program, (programs, pairs): one after the other, so that a busy machine meets both."""
+    times = [[] for _ in programs]
+    text, key = jnp.asarray(text_of(None, 128).train), jax.random.key(0)
+    with precision.scope("float32"):
+        starts = [initial(each, text)[0] for each in settings]
+        rate = jnp.full(settings[0].steps, 3e-3, jnp.float32)
+        for turn in range(pairs + 1):
+            for program, start, seconds in zip(programs, starts, times, strict=True):
+                state = jax.tree.map(jnp.copy, start)
+                jax.block_until_ready(state)
+                began = clock()
+                jax.block_until_ready(program.stretch(state, text, key, rate, jnp.int32(settings[0].every)))
+                seconds += [clock() - began] if turn else []  # the first compiles
+    return np.array(times)
+
+
+def compared(names, times, every):
+    """Steps per second of two programs, and their ratio."""
+    first, second = (every / float(np.median(seconds)) for seconds in times)
+    ratios = times[0] / times[1]
+    low, middle, high = np.quantile(ratios, (0.25, 0.5, 0.75))
+    print(
+        f"6 blocks: {first:.1f} steps/s {names[0]}, {second:.1f} {names[1]}: {second / first:.3f} "
+        f"(medians; pairs' ratio from {low:.2f} to {high:.2f}, median {middle:.3f})",
+        flush=True,
+    )
+
+
+def norms():
+    """Steps per second of processor time with RMSNorm over those with LayerNorm, without the lens."""
+    for scheme in ("post-ln", "pre-ln"):
+        settings, _ = product(defaults() | {"depth": 6, "scheme": scheme, "norm": ["layernorm", "rms"]}, 1)
+        programs = [dataclasses.replace(each.program, lens=False) for each in settings]
+        compared((f"{scheme} layernorm", "rms"), in_turn(settings, programs, 12, time.process_time), settings[0].every)
+
+
+def speed():
     """Steps per second with the lens on every tenth step over those without it: ratio of medians, stretches in turn."""
     (each,), _ = product(defaults() | {"depth": 6}, 1)
     lens = each.program
-    programs, times = (lens, dataclasses.replace(lens, lens=False)), ([], [])
-    text, key = jnp.asarray(text_of(None, 128).train), jax.random.key(0)
-    rate = jnp.full(each.steps, 3e-3, jnp.float32)
-    with precision.scope(each.dtype):
-        model, _ = draw(each.stack, key, each.tokens, lens.batch(text, key, jnp.int32(0)))
-        start = lens.start(model)
-        for turn in range(pairs + 1):
-            for program, seconds in zip(programs, times, strict=True):
-                state = jax.tree.map(jnp.copy, start)
-                jax.block_until_ready(state)
-                began = time.perf_counter()
-                jax.block_until_ready(program.stretch(state, text, key, rate, jnp.int32(each.every)))
-                seconds += [time.perf_counter() - began] if turn else []  # the first compiles
-    watched, bare = (float(np.median(seconds)) for seconds in times)
-    ratios = np.array(times[1]) / np.array(times[0])
-    print(
-        f"6 blocks: {each.every / bare:.1f} steps/s bare, {each.every / watched:.1f} watched: {bare / watched:.3f} "
-        f"(medians; pairs' ratio from {np.quantile(ratios, 0.25):.2f} to {np.quantile(ratios, 0.75):.2f}, median "
-        f"{np.median(ratios):.3f})"
-    )
+    programs = dataclasses.replace(lens, lens=False), lens
+    compared(("bare", "watched"), in_turn((each, each), programs), each.every)
     began, cpu = time.perf_counter(), time.process_time()
     gradflow.warmup(depth=6, warmup=200)
     wall, cpu = time.perf_counter() - began, time.process_time() - cpu
@@ -124,16 +156,18 @@ def main():
     parser.add_argument("names", nargs="*", choices=[*EXPERIMENTS, []], help="of: " + ", ".join(EXPERIMENTS))
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--speed", action="store_true", help="measure the lens's price instead")
+    parser.add_argument("--norms", action="store_true", help="measure RMSNorm's price beside LayerNorm's instead")
     arguments = parser.parse_args()
-    if arguments.speed:
-        return speed()
+    if arguments.speed or arguments.norms:
+        return speed() if arguments.speed else norms()
     DOCS.mkdir(exist_ok=True)
     for name in arguments.names or EXPERIMENTS:
         runs = run(name, arguments.out)
-        shared = {k: v for k, v in runs[0].settings.items() if k not in (*KEPT, "name", "labels", "normed", "equation")}
+        shared = {k: v for k, v in runs[0].settings.items() if k not in (*KEPT, *APART)}
         found = {"settings": shared, "verdict": runs.verdict, "runs": [summary(r) for r in runs.runs]}
         (DOCS / f"{name}.json").write_text(json.dumps(found, ensure_ascii=False, allow_nan=False) + "\n")
-        runs.plot(str(DOCS / f"{name}.png"))
+        picture = OWN[name](found) if name in OWN else runs.plot()
+        picture.savefig(DOCS / f"{name}.png", dpi=DPI[name in OWN], metadata={"Software": None})
         print(f"== {name}\n{runs}", flush=True)
 
 

@@ -12,7 +12,7 @@ import typer
 
 import gradflow
 from gradflow.cli import app
-from gradflow.ledger import book, tables, trained
+from gradflow.ledger import book, tables, trained, tuning
 from gradflow.ledger.catalogue import BY_NAME, CLAIMS
 from gradflow.ledger.claim import FAILS, HOLDS, OPEN, PARTLY, Case, Figure, judge
 
@@ -127,9 +127,14 @@ def test_stored_figures_agree_with_laws():
     assert figures["trunk"].value == pytest.approx((0.6 / 0.9) ** 24, rel=0.3)
 
 
-@pytest.mark.parametrize("claim", [c for c in CLAIMS if c.measure.startswith("trained:")], ids=lambda claim: claim.name)
+STORED = {"trained": trained, "tuning": tuning}
+OF_RUNS = [c for c in CLAIMS if c.measure.partition(":")[0] in STORED]
+
+
+@pytest.mark.parametrize("claim", OF_RUNS, ids=lambda claim: claim.name)
 def test_training_claims_are_those_of_the_stored_runs(claim):
-    found = getattr(trained, claim.measure.partition(":")[2])(ROOT)
+    module, _, function = claim.measure.partition(":")
+    found = getattr(STORED[module], function)(ROOT)
     stored = gradflow.claims(claim.name)[0].figures
     assert found.keys() == stored.keys()
     for name, figure in found.items():

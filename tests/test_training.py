@@ -19,7 +19,7 @@ import gradflow
 from gradflow import precision
 from gradflow.schemes import SCHEMES
 from gradflow.stack import Drawn
-from gradflow.training import data, library, model, run, schedules
+from gradflow.training import data, library, model, rounding, run, schedules, store
 from gradflow.training.optimizers import Optimizer
 from gradflow.training.settings import Settings, product
 
@@ -349,6 +349,55 @@ def test_a_loss_that_is_not_finite_ends_the_run(text, tmp_path):
     json.dumps(r.to_dict(), allow_nan=False)
     assert gradflow.warmup(**options, key=3, text=text, out=tmp_path).diverged == r.diverged
     r.plot()
+
+
+def by_hand(w, bits, per):
+    """Each row, or each matrix, on its own grid of whole numbers."""
+    if w.ndim > (1 if per == "row" else 2):
+        return np.stack([by_hand(each, bits, per) for each in w])
+    levels = 2 ** (bits - 1) - 1
+    step = np.abs(w).max() / levels
+    return step * np.clip(np.rint(w / step), -levels, levels) if step else w
+
+
+def test_rounding_is_that_of_a_plain_loop():
+    w = np.random.default_rng(0).normal(size=(2, 3, 5)) * [[1], [100], [0]]
+    for bits in (2, 4, 8):
+        for per in ("row", "tensor"):
+            found = np.asarray(rounding.rounded(jnp.asarray(w, jnp.float32), bits, per))
+            np.testing.assert_allclose(found, by_hand(w.astype(np.float32), bits, per), rtol=1e-6)
+    for bad, message in (
+        (dict(bits=1), "bits: .*at least 2"),
+        (dict(bits=17), "bits: .*to 16"),
+        (dict(per="col"), "per: "),
+    ):
+        refused(lambda bad=bad: rounding.rounded(jnp.ones((2, 2)), **{"bits": 8, "per": "row"} | bad), message)
+
+
+def test_a_stored_run_is_evaluated_with_rounded_matrices(whole, text, tmp_path):
+    own = tmp_path / "own.txt"
+    own.write_bytes(text.read_bytes())
+    gradflow.warmup(**SMALL, key=3, text=own, out=tmp_path)
+    (file,) = tmp_path.glob("*.sqlite")
+    found = gradflow.training.rounded(file, bits=[16, 3])
+    assert found["trained"] == whole.held_out[-1]
+    assert found["16 bits, row"] == pytest.approx(found["trained"], abs=1e-3)
+    each = settings()
+    start, _ = run.initial(each, jnp.asarray(data.text_of(text, 12).train))
+    held = store.Store(file)
+    m = run.restored(start, held.state()).model
+    held.close()
+    batches = run.evaluation(each.program, data.text_of(text, 12).held_out)
+    plain_loss = jax.jit(functools.partial(plain, pre=False))
+    for per in ("row", "tensor"):
+        params = [{k: jnp.asarray(by_hand(np.asarray(w), 3, per)) for k, w in p.items()} for p in m.weights.params]
+        low = dataclasses.replace(m, weights=dataclasses.replace(m.weights, params=tuple(params)))
+        plainly = np.mean([plain_loss(low, batch) for batch in batches])
+        assert abs(plainly - found["trained"]) > 1e-3
+        assert found[f"3 bits, {per}"] == pytest.approx(plainly, rel=1e-5)
+    refused(lambda: gradflow.training.rounded(tmp_path / "none.sqlite"), "path: no such file")
+    own.write_text(own.read_text() + "more")
+    refused(lambda: gradflow.training.rounded(file), "path: the text of .* has changed")
 
 
 def test_several_settings_are_compared(shell, text, tmp_path):

@@ -125,9 +125,28 @@ CLAIMS = (
             Case(
                 "Jacobians, centred input (spectral norm of the difference over that of one)", "jacobians", least=0.01
             ),
-            Case("loss after training", "loss", least=0.01, missing="stored training runs with norm = rms"),
-            Case("rounding of weights to 8 bits", "int8", least=0.01, missing="stored runs with rounded weights"),
         ),
+    ),
+    Claim(
+        "rms-trained",
+        PRIMER,
+        "Nor are the networks that are trained with it: loss, and rounding of their weights.",
+        "python benchmarks/training.py norms",
+        "held-out loss over LayerNorm's: post-LN {post:+.3f} nats, pre-LN {pre:+.3f}; 8 bits: apart by {post_8:.0e}, {pre_8:.0e}",
+        "tuning:rms_trained",
+        (
+            Case(
+                "post-LN: |t| of held-out loss, key by key, over its 95 % point", "post_t", least=1, missing="more keys"
+            ),
+            Case(
+                "pre-LN: |t| of held-out loss, key by key, over its 95 % point", "pre_t", least=1, missing="more keys"
+            ),
+            Case("post-LN, matrices of 8 bits: what that adds to the loss, difference in nats", "post_8", least=0.01),
+            Case("pre-LN, matrices of 8 bits: what that adds to the loss, difference in nats", "pre_8", least=0.01),
+            Case("post-LN, matrices of 4 bits: what that adds to the loss, difference in nats", "post_4", least=0.01),
+            Case("pre-LN, matrices of 4 bits: what that adds to the loss, difference in nats", "pre_4", least=0.01),
+        ),
+        quick=False,
     ),
     Claim(
         "sandwich-experts",

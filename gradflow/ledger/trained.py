@@ -152,20 +152,6 @@ def post_ln_lower(root: Path) -> Figures:
     return {"same": over([post[key] - pre[key] for key in post])}
 
 
-def pre_ln_rates(root: Path) -> Figures:
-    """Rates that each learns at."""
-    deep = {scheme: runs(root, "deep", scheme=scheme) for scheme in ("pre-ln", "post-ln")}
-    largest = max(r["lr"] for r in deep["pre-ln"] if r["learns"])
-    least = min(r["lr"] for r in deep["post-ln"] if not r["learns"])
-    bare = [{r["key"]: r["learns"] for r in runs(root, "warm-up", scheme=s, warmup=0)} for s in ("pre-ln", "post-ln")]
-    return {
-        "pre_18": over([largest]),
-        "post_18": over([least]),
-        "ratio_18": over([largest / least]),
-        "bare_6": over([float(bare[0][key]) - float(bare[1][key]) for key in bare[0]]),
-    }
-
-
 def admin_mitigates(root: Path) -> Figures:
     """Which runs of Admin (profiled) learn without warm-up, and of post-LN, of either depth."""
     files = {"learn_6": "remedies", "learn_18": "deep"}

@@ -2,7 +2,7 @@
 
     data → model, optimizers, schedules → watch, steps (jitted) → settings → run (loop, resume; store) → results → tables, figures
 
-`gradflow.warmup` is the public call; `read` opens a stored run.
+`gradflow.warmup` is the public call; `read` opens a stored run, `rounded` rounds its weights.
 """
 
 from pathlib import Path
@@ -14,3 +14,10 @@ def read(path: str | Path) -> Any:
     from gradflow.training import results  # not at the top: the shell's --help passes here
 
     return results.read(path)
+
+
+def rounded(path: str | Path, **options: Any) -> dict[str, float]:
+    """Held-out loss of a stored run with its matrices rounded to few bits (`gradflow.training.rounding.losses`)."""
+    from gradflow.training import rounding
+
+    return rounding.losses(path, **options)

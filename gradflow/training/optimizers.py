@@ -43,8 +43,8 @@ class Optimizer:
         return OPTIMIZERS[self.name](self)
 
 
-def _matrices(tree: Any) -> Any:
-    """True at matrices, by their names."""
+def matrices(tree: Any) -> Any:
+    """True at the branches' matrices, by their names."""
     return jax.tree_util.tree_map_with_path(lambda path, _: getattr(path[-1], "key", "").startswith("w"), tree)
 
 
@@ -53,7 +53,7 @@ OPTIMIZERS: dict[str, Callable[[Optimizer], Any]] = {
     "adam": lambda o: optax().scale_by_adam(o.b1, o.b2, o.eps),
     # Loshchilov, Hutter 2017 (1711.05101)
     "adamw": lambda o: optax().chain(
-        optax().scale_by_adam(o.b1, o.b2, o.eps), optax().add_decayed_weights(o.weight_decay, _matrices)
+        optax().scale_by_adam(o.b1, o.b2, o.eps), optax().add_decayed_weights(o.weight_decay, matrices)
     ),
     # Liu et al. 2019 (1908.03265)
     "radam": lambda o: optax().scale_by_radam(o.b1, o.b2, o.eps),

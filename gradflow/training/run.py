@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array
 
 from gradflow import precision
 from gradflow.schemes import Scheme
@@ -16,8 +17,8 @@ from gradflow.training.model import draw
 from gradflow.training.results import TrainingRun, TrainingRuns
 from gradflow.training.schedules import rates
 from gradflow.training.settings import Settings, product
-from gradflow.training.steps import State
-from gradflow.training.store import SUFFIX, Arrays, Store
+from gradflow.training.steps import Program, State
+from gradflow.training.store import Arrays, Store
 
 Progress = Callable[[int, int], None]
 SAVE = 1.0  # seconds between two checkpoints: what a kill can cost
@@ -129,7 +130,7 @@ def _store(folder: Path | None, settings: Settings, text: Text, varied: list[str
         if folder.exists() and not folder.is_dir():
             raise ValueError(f"out: {str(folder)!r} is a file; name a folder")
         folder.mkdir(parents=True, exist_ok=True)
-        path = folder / (facts["name"].replace(", ", "_").replace(" ", "-") + SUFFIX)
+        path = folder / settings.file
     store = Store(path, facts)
     store.settings["name"] = settings.name(("scheme", *varied))
     return store
@@ -157,13 +158,9 @@ def _stretches(settings: Settings, text: Text, rate: np.ndarray, store: Store, d
     """Stretches of steps from ``done`` on, each given out as a log row and its first step; committed as they come."""
     program, steps = settings.program, settings.steps
     train = jnp.asarray(text.train)
-    fixed = {  # the same for all runs
-        name: jnp.stack([program.batch(part, jax.random.key(0), jnp.int32(i)) for i in range(BATCHES)])
-        for name, part in (("train", train), ("held_out", jnp.asarray(text.held_out)))
-    }
-    model_key, data_key = jax.random.split(jax.random.key(settings.key))
-    model, _ = draw(settings.stack, model_key, settings.tokens, program.batch(train, data_key, jnp.int32(0)))
-    state = _restored(program.start(model), store.state())
+    fixed = {name: evaluation(program, part) for name, part in (("train", train), ("held_out", text.held_out))}
+    state, data_key = initial(settings, train)
+    state = restored(state, store.state())
     apart = settings.every * max(1, round(steps / EVALUATIONS / settings.every))
     pending: dict[int, Arrays] = {}
     saved = time.monotonic()
@@ -184,7 +181,20 @@ def _stretches(settings: Settings, text: Text, rate: np.ndarray, store: Store, d
             return
 
 
-def _restored(state: State, leaves: list[np.ndarray] | None) -> State:
+def initial(settings: Settings, train: Any) -> tuple[State, Array]:
+    """The state at step 0, and the key of the batches."""
+    program = settings.program
+    model_key, data_key = jax.random.split(jax.random.key(settings.key))
+    model, _ = draw(settings.stack, model_key, settings.tokens, program.batch(train, data_key, jnp.int32(0)))
+    return program.start(model), data_key
+
+
+def evaluation(program: Program, part: Any) -> Array:
+    """The fixed batches of a part of the text, the same for all runs."""
+    return jnp.stack([program.batch(jnp.asarray(part), jax.random.key(0), jnp.int32(i)) for i in range(BATCHES)])
+
+
+def restored(state: State, leaves: list[np.ndarray] | None) -> State:
     """The state with a checkpoint's leaves."""
     if leaves is None:
         return state

@@ -2,8 +2,9 @@
 
 import dataclasses
 import itertools
+import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from gradflow.training.model import LEARNED, initial, stack_for
 from gradflow.training.optimizers import Optimizer
 from gradflow.training.schedules import SCHEDULES
 from gradflow.training.steps import Program
+from gradflow.training.store import SUFFIX
 
 VARIED = (
     "scheme",
@@ -65,6 +67,25 @@ class Settings:
                 raise ValueError(f"{name}: needs a finite number of at least 0, got {value!r}")
         _ = self.program  # builds stack and optimizer, which check the rest
 
+    @classmethod
+    def stored(cls, facts: Mapping[str, Any], path: str) -> "Settings":
+        """Those of a run's file.
+
+        Raises
+        ------
+        ValueError
+            If they cannot be built from names alone: a scheme or branch of one's own.
+        """
+        named = {f.name: facts[f.name] for f in dataclasses.fields(cls) if f.name != "block"}
+        try:
+            found = cls(**named, block=tuple(facts["branch"].split(" + ")))
+            same = json.loads(json.dumps(found.to_dict()))
+        except ValueError:
+            same = {}
+        if not same or any(facts[name] != value for name, value in same.items() if name != "device"):
+            raise ValueError(f"path: the scheme or the branches of {path!r} are not gradflow's own; give another run")
+        return found
+
     @property
     def row(self) -> Scheme:
         """The scheme's."""
@@ -103,6 +124,11 @@ class Settings:
             "key": f"key {self.key}",
         }
         return ", ".join(words[name] for name in VARIED if name in varied)
+
+    @property
+    def file(self) -> str:
+        """The name of its run's file, by all that a folder may vary."""
+        return self.name().replace(", ", "_").replace(" ", "-") + SUFFIX
 
     def to_dict(self) -> dict[str, Any]:
         """What it is, for a result's settings and a store."""

@@ -1,0 +1,64 @@
+"""Measures read off docs/training's runs over learning rates and norms (`benchmarks/training.py`)."""
+
+from pathlib import Path
+
+import numpy as np
+
+from gradflow.ledger.claim import Figure
+from gradflow.ledger.trained import Figures, Run, over, runs
+
+WITHIN = 0.1  # nats above the best
+
+
+def _rates(root: Path, scheme: str) -> dict[float, list[Run]]:
+    """Runs of 6 blocks by their peak rate."""
+    found = runs(root, "rates", scheme=scheme)
+    return {lr: [r for r in found if r["lr"] == lr] for lr in sorted({r["lr"] for r in found})}
+
+
+def tolerated(rates: dict[float, list[Run]]) -> list[float]:
+    """The rates whose mean held-out loss is within .1 nats of the best rate's."""
+    means = {lr: float(np.mean([r["held_out"] for r in same])) for lr, same in rates.items()}
+    return [lr for lr, mean in means.items() if mean <= min(means.values()) + WITHIN]
+
+
+def pre_ln_rates(root: Path) -> Figures:
+    """Rates that each learns at, and those that cost it little."""
+    deep = {scheme: runs(root, "deep", scheme=scheme) for scheme in ("pre-ln", "post-ln")}
+    pre_18 = max(r["lr"] for r in deep["pre-ln"] if r["learns"])
+    post_18 = min(r["lr"] for r in deep["post-ln"] if not r["learns"])
+    bare = [{r["key"]: r["learns"] for r in runs(root, "warm-up", scheme=s, warmup=0)} for s in ("pre-ln", "post-ln")]
+    found = {
+        "pre_18": over([pre_18]),
+        "post_18": over([post_18]),
+        "ratio_18": over([pre_18 / post_18]),
+        "bare_6": over([float(bare[0][key]) - float(bare[1][key]) for key in bare[0]]),
+    }
+    largest, width = {}, {}
+    for scheme in ("pre-ln", "post-ln"):
+        rates = _rates(root, scheme)
+        largest[scheme] = max(lr for lr, same in rates.items() if all(r["learns"] for r in same))
+        near = tolerated(rates)
+        width[scheme] = near[-1] / near[0]
+        found[f"width_{scheme.removesuffix('-ln')}"] = over([width[scheme]])
+    ratios = {
+        name: over([each["pre-ln"] / each["post-ln"]]) for name, each in (("ratio_6", largest), ("width_6", width))
+    }
+    return found | ratios
+
+
+def rms_trained(root: Path) -> Figures:
+    """RMSNorm less LayerNorm after training, key by key: held-out loss, and what rounding the matrices adds to it."""
+    found: dict[str, Figure] = {}
+    for scheme in ("post-ln", "pre-ln"):
+        layer, rms = ({r["key"]: r for r in runs(root, "norms", scheme=scheme, norm=n)} for n in ("layernorm", "rms"))
+        name = scheme.replace("-ln", "")
+        gaps = [rms[key]["held_out"] - layer[key]["held_out"] for key in layer]
+        found[name] = over(gaps)
+        for bits in (8, 4):
+            kind = f"{bits} bits, row"
+            added = [
+                {key: r["rounded"][kind] - r["rounded"]["trained"] for key, r in each.items()} for each in (rms, layer)
+            ]
+            found[f"{name}_{bits}"] = over([abs(added[0][key] - added[1][key]) for key in layer])
+    return found
