@@ -22,6 +22,7 @@ _PUBLIC = {
     "sweep": "gradflow.sweep_run",
     "derive": "gradflow.symbolic",
     "warmup": "gradflow.training.run",
+    "trainability": "gradflow.training.map_run",
     "claims": "gradflow.ledger.book",
     "Audit": "gradflow.audits",
     "Comparison": "gradflow.comparisons",
@@ -37,6 +38,7 @@ _PUBLIC = {
     "Stack": "gradflow.stack",
     "Subspaces": "gradflow.splits",
     "Sweep": "gradflow.sweeps",
+    "TrainabilityMap": "gradflow.training.maps",
     "TrainingRun": "gradflow.training.results",
     "TrainingRuns": "gradflow.training.results",
 }
@@ -57,6 +59,7 @@ __all__ = [
     "Stack",
     "Subspaces",
     "Sweep",
+    "TrainabilityMap",
     "TrainingRun",
     "TrainingRuns",
     "__version__",
@@ -80,6 +83,7 @@ __all__ = [
     "sweep",
     "symbolic",
     "torch",
+    "trainability",
     "training",
     "warmup",
 ]
@@ -106,6 +110,8 @@ if TYPE_CHECKING:
     from gradflow.sweep_run import sweep
     from gradflow.sweeps import Sweep
     from gradflow.symbolic import derive
+    from gradflow.training.map_run import trainability
+    from gradflow.training.maps import TrainabilityMap
     from gradflow.training.results import TrainingRun, TrainingRuns
     from gradflow.training.run import warmup
 

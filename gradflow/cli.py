@@ -14,6 +14,7 @@ from gradflow.ledger.shell import claims
 from gradflow.options import Block, Dtype, FinalNorm, Html, Init, Json, Key, Memory, MemoryCosine, Plot
 from gradflow.spectra.shell import spectrum
 from gradflow.sweep_shell import sweep
+from gradflow.training.map_shell import trainability
 from gradflow.training.shell import warmup
 
 app = typer.Typer(
@@ -418,7 +419,7 @@ def compare(
     shell.emit(result, comparison_report.table(result), as_json, plot)
 
 
-for command in (spectrum, sweep, warmup, claims):
+for command in (spectrum, sweep, warmup, trainability, claims):
     app.command()(command)
 
 

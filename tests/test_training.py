@@ -19,9 +19,11 @@ import gradflow
 from gradflow import precision
 from gradflow.schemes import SCHEMES
 from gradflow.stack import Drawn
-from gradflow.training import data, library, model, rounding, run, schedules, store
+from gradflow.training import data, library, model, results, rounding, run, schedules, store
+from gradflow.training.first_step import first_step, many_tokens
 from gradflow.training.optimizers import Optimizer
 from gradflow.training.settings import Settings, product
+from gradflow.training.watch import fed
 
 SMALL = {"depth": 2, "d": 8, "heads": 2, "tokens": 6, "batch": 4, "steps": 45, "every": 5, "lr": 1e-2}
 DEFAULTS = {
@@ -243,6 +245,65 @@ def test_adamw_decays_matrices_alone(text):
     np.testing.assert_allclose(direction.weights.params[0]["w_q"], 0.5 * m.weights.params[0]["w_q"], rtol=1e-6)
     assert not jnp.any(direction.weights.norms[0][2].gain)
     assert not jnp.any(direction.weights.alpha)
+
+
+def test_what_is_said_of_the_first_step_is_what_it_does(text):
+    each = settings()
+    program, m, train, key = drawn(each, text)
+    said = first_step(each, data.text_of(text, 12))
+    batch = program.batch(train, key, jnp.int32(0))
+    _, grad = jax.jit(program.gradient)(m, batch)
+    direction = jax.tree.map(lambda g: g / (jnp.abs(g) + 1e-8), grad)
+    ends = [
+        jax.tree.map(lambda w, g, rate=rate: w - rate * g, m, direction).stream(program.stack, batch[:, :-1]).out
+        for rate in (1e-4, -1e-4)
+    ]
+    states = m.stream(program.stack, batch[:, :-1], True)
+    slope = np.linalg.norm(ends[0] - ends[1]) / 2e-4 / np.linalg.norm(states.out)
+    assert slope == pytest.approx(said.stream, rel=1e-2)
+    moves = []
+    for k, names in enumerate([("w_q", "w_k", "w_v"), ("w_in",)]):
+        h = np.asarray(fed(program.stack, m, states.x, k))
+        signs = np.concatenate([direction.weights.params[k][name] for name in names], 1)
+        moves.append(np.sqrt(np.mean(np.einsum("ltd,lkd->ltk", h, signs) ** 2, (1, 2))))
+        np.testing.assert_allclose(said.bound[k::2], np.abs(h).sum(-1).mean(-1), rtol=1e-5)
+        kept = np.array([many_tokens(n, 8) for n in said.effective[k::2]])
+        np.testing.assert_allclose(kept * said.bound[k::2], said.move[k::2], rtol=1e-4)
+        power = sum(np.sum(np.square(g), (1, 2)) for g in grad.weights.params[k].values())
+        np.testing.assert_allclose(said.weight_grad[k::2], np.sqrt(power), rtol=1e-4)
+    # Gaussian is what d = 8 entries are not
+    assert np.mean(said.move / np.stack(moves, 1).ravel()) == pytest.approx(1, abs=0.1)
+    # √(v² + w²)/α, v and w from the weights
+    params = m.weights.params[1]
+    v, w = (np.sqrt(np.mean(np.square(params[name]), (1, 2)) * n) for name, n in (("w_in", 8), ("w_out", 32)))
+    np.testing.assert_allclose(said.update[1::2], np.hypot(v, w), rtol=1e-5)
+
+
+def test_a_stopped_map_goes_on_where_it_was(text, tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "SAVE", 0.0)
+    options = SMALL | {"scheme": ["post-ln", "deepnorm"], "lr": [1e-2, 30.0], "warmup": 0, "key": 3, "text": text}
+    said = []
+
+    def stop(done, total):
+        said.append((done, total))
+        if done == 2 * (45 + 20):  # in the midst of the second run
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        gradflow.trainability(**options, out=tmp_path, progress=stop)
+    assert said[0] == (2 * 5, 4 * 2 * 45)
+    files = sorted(tmp_path.iterdir())
+    assert len(files) == 2
+    m, whole = gradflow.trainability(**options, out=tmp_path), gradflow.trainability(**options)
+    assert m.cells == whole.cells
+    assert m.to_dict() == whole.to_dict()
+    assert all(c.learns is (c.held_out < m.level) for c in m)
+    for file in files:
+        one = results.read(file)
+        assert m[one.settings["scheme"], 2, 0, one.settings["lr"]].loss == one.final_loss
+    refused(lambda: gradflow.trainability(**options | {"lr": 0}), "lr: needs numbers above 0")
+    refused(lambda: gradflow.trainability(**options, fit=("post-ln", 7)), "fit: unknown 'post-ln, 7'")
+    refused(lambda: gradflow.trainability(**options, optimizer=["adam", "sgd"]), "optimizer: a map has one")
 
 
 def test_schedules_are_their_formulas():

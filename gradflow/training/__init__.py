@@ -1,8 +1,9 @@
 """Training under the lens: a small causal language model on any scheme's stack, and its factors while it learns.
 
     data → model, optimizers, schedules → watch, steps (jitted) → settings → run (loop, resume; store) → results → tables, figures
+    run → map_run (first_step) → maps (boundaries) → map_report, map_figure
 
-`gradflow.warmup` is the public call; `read` opens a stored run, `rounded` rounds its weights.
+`gradflow.warmup` and `gradflow.trainability` are the public calls; `read` opens a stored run, `rounded` rounds its weights.
 """
 
 from pathlib import Path

@@ -5,6 +5,7 @@ gradients and updates from the step itself; what the step did to the function fr
 """
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -58,7 +59,7 @@ def _padded(stack: Stack, values: Array) -> Array:
     return jnp.append(values, jnp.nan) if stack.final_norm and values.size == stack.sublayers else values
 
 
-def _fed(stack: Stack, model: Model, x: Float[Array, "S tokens d"], k: int) -> Float[Array, "depth tokens d"]:
+def fed(stack: Stack, model: Model, x: Float[Array, "S tokens d"], k: int) -> Float[Array, "depth tokens d"]:
     """What the branch of each block's k-th sub-layer sees."""
     states = x[k :: len(stack.block)]
 
@@ -68,6 +69,12 @@ def _fed(stack: Stack, model: Model, x: Float[Array, "S tokens d"], k: int) -> F
         return None, state if norm is None else norm(state)
 
     return stack.over_depth(one, None, (model.weights.along_depth(stack), states))[1]
+
+
+def first_matrices(branch: Any) -> list[str]:
+    """Names of the matrices that the branch's input meets, as `gradflow.matrices.linear` takes them."""
+    names = [name for name in getattr(branch, "matrices", ()) if f"w{name}" not in branch.outer]
+    return names or [name.removeprefix("w") for name in branch.outer]
 
 
 def _effect(stack: Stack, model: Model, after: Model, inputs: Array, rate: Array) -> Rows:
@@ -85,9 +92,8 @@ def _effect(stack: Stack, model: Model, after: Model, inputs: Array, rate: Array
     bound, move, size = [], [], []
     moved = jax.tree.map(jnp.subtract, after.weights.params, model.weights.params)
     for k, branch in enumerate(stack.block):
-        h = _fed(stack, model, xs, k)
-        names = [name for name in getattr(branch, "matrices", ()) if f"w{name}" not in branch.outer]  # type: ignore
-        names = names or [name.removeprefix("w") for name in branch.outer]  # type: ignore[attr-defined]
+        h = fed(stack, model, xs, k)
+        names = first_matrices(branch)
         bound.append(rate * jnp.mean(jnp.sum(jnp.abs(h), -1), -1))
         for found, params in ((move, moved[k]), (size, model.weights.params[k])):
             each = [jax.vmap(functools.partial(linear, name=name))(params, x=h) for name in names]
