@@ -114,10 +114,10 @@ def test_rows_of_a_table_are_read_where_they_lie():
 
 
 def test_a_model_is_streamed_where_all_at_once_does_not_fit(monkeypatch, shell):
-    path, run = FIXTURES / "llama", memory.Run(1, 4)
+    path, run = FIXTURES / "bert", memory.Run(1, 4)
     folder = read(path)
     plan = plan_of(folder.config)[1]
-    args = (folder.sizes(), plan, "model.layers.", run)
+    args = (folder.sizes(), plan, "bert.encoder.layer.", run)
     ways = {False: memory.forecast(*args), True: memory.streamed(*args)}
     between = sum(ways.values()) / 2 / memory.GIB
     assert ways[True] < between * memory.GIB < ways[False]

@@ -33,7 +33,8 @@ def forecast(entries: dict[str, int], plan: Plan, layer: str, run: Run = NOTHING
         What the names of the blocks' tensors begin with; theirs are held one and a half times while they are stacked. Of the
         others, tables as they are stored.
     run : Run
-        What a backward pass keeps of each block is about 12 states, 3 hidden layers and 3 maps of attention.
+        What a backward pass keeps of each block is about 12 states, 3 hidden layers and 3 maps of attention. (Measured peak
+        of SmolLM2-135M: 0.77 of this.)
     """
     blocks = sum(size for name, size in entries.items() if name.startswith(layer))
     tables = sum(entries.values()) - blocks
@@ -43,7 +44,7 @@ def forecast(entries: dict[str, int], plan: Plan, layer: str, run: Run = NOTHING
 def streamed(entries: dict[str, int], plan: Plan, layer: str, run: Run = NOTHING) -> float:
     """Bytes of a run that reads block by block: one block's weights, its backward pass for one text, and every block's input.
 
-    Parameters as `forecast`'s. The vocabulary's tables stay in the file.
+    Parameters as `forecast`'s. The vocabulary's tables stay in the file. (Measured peaks: 0.89 and 0.90 of this.)
     """
     blocks = sum(size for name, size in entries.items() if name.startswith(layer))
     table = plan.vocab * (plan.projected or plan.d)
@@ -60,10 +61,10 @@ def _block(plan: Plan, run: Run) -> int:
 
 
 def _slice(plan: Plan, run: Run) -> int:
-    """Entries of the decoder's rows that the loss takes at once, as read and in float64, and of one text's logits."""
+    """Entries that the loss takes at once: rows of the decoder, as read, in float64, and laid out for products; logits."""
     width = plan.projected or plan.d
     held = min(SLICE, plan.vocab * width)
-    return 2 * held + 3 * run.tokens * held // width
+    return 6 * held + 3 * run.tokens * held // width
 
 
 def free(meminfo: Path = Path("/proc/meminfo")) -> float | None:
