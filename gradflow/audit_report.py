@@ -46,6 +46,8 @@ def _heading(a: Audit) -> Text:
         f"key {s['key']}",
         s["dtype"],
     ]
+    if s["memory"] == "streamed":
+        parts.append("streamed block by block")
     if s["loss"] is not None:
         parts.append(f"loss = {np.mean(s['loss']):.4g}")
     vouched = f"parity: {parity.tested} ({parity.states} states, off by {parity.worst:.1e} of their rms at most)"

@@ -16,7 +16,9 @@ from gradflow.checkpoints import Checkpoint, Parity, against, gate, load, losses
 from gradflow.checkpoints.families import plan_of
 from gradflow.checkpoints.folder import read
 from gradflow.checkpoints.loading import checked, has_head
+from gradflow.checkpoints.memory import Run
 from gradflow.factors import FACTORS, Profile, plain
+from gradflow.streamed import Blocks, Progress
 
 SCHEMA, VERSION = "gradflow.audit", 1
 COTANGENTS = ("gaussian", "pooled", "mlm", "next-token")
@@ -139,6 +141,8 @@ def audit(
     key: int = 0,
     reference: str | Path | None = None,
     memory: float | None = None,
+    stream: bool | None = None,
+    progress: Progress | None = None,
 ) -> Audit:
     """Follow the gradient back through a trained transformer and name the sub-layer and the factor that lose it.
 
@@ -169,6 +173,11 @@ def audit(
         An ``.npz`` of outputs of these very weights, recorded elsewhere (`gradflow.checkpoints.against`).
     memory : float, optional
         The most that it may take, in GiB; by default nine tenths of what is free.
+    stream : bool, optional
+        Whether weights stay in the file, to be read block by block, forward and again on the way back, which gives the same
+        figures; ``None``: where all at once need more than ``memory``.
+    progress : callable, optional
+        Called with blocks done and blocks in all, where it streams.
 
     Returns
     -------
@@ -187,8 +196,8 @@ def audit(
     checks.integer("probes", probes, 1)
     checks.key(key)
     rows, cotangent = _readable(path, texts, given, cotangent, probes)
-    checked(path, memory, (len(rows), max(row.size for row in rows)))
-    checkpoint = load(path, memory=memory)
+    streams = checked(path, memory, Run(len(rows), max(row.size for row in rows), probes), stream).streams
+    checkpoint = load(path, memory=memory, stream=streams)
     parity = _gate(checkpoint.plan.fixture)
     if reference is not None:
         parity = against(checkpoint, reference)
@@ -196,6 +205,10 @@ def audit(
     if cotangent == "mlm":
         run, places = zip(*(losses.masked(checkpoint, row, key, n) for n, row in enumerate(rows)), strict=True)
     states, real = _batch(checkpoint, run)
+    mask = None if real.all() else real
+    if isinstance(checkpoint.weights, Blocks):
+        weights = dataclasses.replace(checkpoint.weights, progress=progress).run(checkpoint.stack, states, mask)
+        checkpoint = dataclasses.replace(checkpoint, weights=weights)
     sent, values = None, None
     if cotangent != "gaussian":
         outs = _outputs(checkpoint, states, real)
@@ -205,7 +218,6 @@ def audit(
             at = list(places) or [np.arange(row.size - 1) for row in rows]
             labels = [row[where + (not places)] for row, where in zip(rows, at, strict=True)]
             values, sent = losses.at_places(checkpoint, outs, at, labels)
-    mask = None if real.all() else real
     profile = profiles.profile(checkpoint, states, sent, mask=mask, key=key, probes=probes)
     settings = {
         **profile.settings,
@@ -283,6 +295,9 @@ def _batch(checkpoint: Checkpoint, ids: Sequence[np.ndarray]) -> tuple[np.ndarra
 
 def _outputs(checkpoint: Checkpoint, states: np.ndarray, real: np.ndarray) -> jax.Array:
     """Last hidden states, (texts, tokens, d)."""
+    if isinstance(checkpoint.weights, Blocks):
+        with precision.scope("float64"):
+            return checkpoint.behind(jnp.asarray(checkpoint.weights.out))
 
     def last(x: jax.Array, seen: jax.Array) -> jax.Array:
         weights = dataclasses.replace(checkpoint.weights, mask=None if real.all() else seen)

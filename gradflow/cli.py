@@ -199,6 +199,10 @@ def audit(
     memory: Annotated[
         float | None, typer.Option(help="Most that it may take, in GiB; else 9/10 of what is free.")
     ] = None,
+    stream: Annotated[
+        bool | None,
+        typer.Option("--stream/--no-stream", help="Read block by block; else where all at once need more memory."),
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Write a baseline for 'gradflow check': FILE.json.")] = None,
     as_json: Json = False,
     plot: Plot = None,
@@ -217,10 +221,10 @@ def audit(
 
     if save is not None:
         new_file("save", save, ".json")
-    with shell.progress("auditing"):
+    with shell.progress("auditing") as progress:
         sent = None if cotangent is None else cotangent.value
         options = {"cotangent": sent, "probes": probes, "key": key, "reference": reference, "memory": memory}
-        result = audits.audit(path, texts, ids=rows, **options)
+        result = audits.audit(path, texts, ids=rows, **options, stream=stream, progress=progress)
     if save is not None:
         result.save(save)
     shell.emit(result, audit_report.audit(result), as_json, plot, html)

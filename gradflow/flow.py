@@ -5,6 +5,7 @@ each sub-layer and only ratios are kept, so nothing under- or overflows at any d
 """
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -191,6 +192,29 @@ def append(rows: Rows, row: Rows) -> Rows:
     return {name: jnp.append(leaf, jnp.asarray(row.get(name, 0), leaf.dtype)) for name, leaf in rows.items()}
 
 
+def arriving(
+    stack: Stack, weights: Weights, out: Array, cotangents: Cotangents
+) -> tuple[Cotangents, Cotangents, Rows | None]:
+    """Gradient and trunk vector behind the last sub-layer, normalised, and the final norm's row where there is one."""
+    g = w = normalised(cotangents)
+    if not stack.final_norm:
+        return g, w, None
+    norm, real = weights.final(stack), weights.mask
+    exact, trunk, row = norm_row(None if norm is None else norm.jacobian(out), g, w, real)
+    return normalised(exact), normalised(trunk), bare_row(row, out, real)
+
+
+def through_block(
+    steps: Sequence[SublayerJacobian], g: Cotangents, w: Cotangents, real: Real = None
+) -> tuple[Cotangents, Cotangents, Rows]:
+    """Carry both back through a block's sub-layers; rows of shape (sub-layers,)."""
+    rows: list[Rows] = []
+    for step in reversed(steps):
+        g, w, row = backward(step, g, w, real)
+        rows.insert(0, row)
+    return g, w, jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def flow(stack: Stack, weights: Weights, trajectory: Trajectory, cotangents: Cotangents) -> Rows:
     """Sweep back from the output once and return every factor.
@@ -205,28 +229,18 @@ def flow(stack: Stack, weights: Weights, trajectory: Trajectory, cotangents: Cot
     dict of (S,) arrays, or (S + 1,) with a final norm, from input to output; ``input_gradient_cosine`` is one number
     """
     assert trajectory.x is not None, "a trajectory without record has no states to sweep back through"
-    g = w = normalised(cotangents)
-    real, last = weights.mask, None
-    if stack.final_norm:
-        norm = weights.final(stack)
-        jacobian = None if norm is None else norm.jacobian(trajectory.out)
-        exact, trunk, last = norm_row(jacobian, g, w, real)
-        g, w = normalised(exact), normalised(trunk)
+    g, w, last = arriving(stack, weights, trajectory.out, cotangents)
 
     def block(part: Stack, carry: tuple[Cotangents, Cotangents], inputs: tuple) -> tuple[tuple, Rows]:
-        g, w = carry
         piece, alphas, betas, xs = inputs
-        rows: list[Rows] = []
         layer = weights.layer(part, piece)
-        for k in reversed(range(len(stack.block))):
-            step = stack.sublayer(layer, k, alphas[k], betas[k], xs[k])
-            g, w, row = backward(step, g, w, real)
-            rows.insert(0, row)
-        return (g, w), jax.tree.map(lambda *leaves: jnp.stack(leaves), *rows)
+        steps = [stack.sublayer(layer, k, alphas[k], betas[k], xs[k]) for k in range(len(stack.block))]
+        g, w, rows = through_block(steps, *carry, weights.mask)
+        return (g, w), rows
 
     xs = trajectory.x.reshape(stack.depth, len(stack.block), *trajectory.x.shape[1:])
     inputs = (weights.along_depth(stack), *weights.multipliers(stack)[:2], xs)
     (g, _), rows = stack.over_depth(block, (g, w), inputs, reverse=True)
     rows = {name: leaf.reshape(stack.sublayers) for name, leaf in rows.items()}
-    rows = rows if last is None else append(rows, bare_row(last, trajectory.out, real))
-    return rows | {"input_gradient_cosine": token_cosine(g, real)}
+    rows = rows if last is None else append(rows, last)
+    return rows | {"input_gradient_cosine": token_cosine(g, weights.mask)}

@@ -16,6 +16,7 @@ from gradflow.flow import Rows, flow
 from gradflow.norms import AnyNorm
 from gradflow.stack import Drawn, Stack, Weights
 from gradflow.stream_stack import StreamStack
+from gradflow.streamed import Blocks
 
 Loss = Callable[[Any], Any]
 MEMORY = ("full", "low")
@@ -90,8 +91,8 @@ def profile(
     checks.integer("seeds", seeds, 1)
     if mask is not None and isinstance(stack, StreamStack):
         raise ValueError("mask: a stack of several streams takes none; leave padding out of x")
-    if weight_grad and (number > 1 or memory == "low"):
-        raise ValueError("weight_grad: comes with one cotangent and memory='full'")
+    if weight_grad and (number > 1 or memory == "low" or isinstance(weights, Blocks)):
+        raise ValueError("weight_grad: comes with one cotangent, memory='full' and weights that are not streamed")
     unwatched = [b.name for b in stack.block if not hasattr(b, "matrices")]
     if weight_grad and unwatched:
         raise ValueError(f"weight_grad: branch {unwatched[0]!r} does not list its matrices")
@@ -130,10 +131,15 @@ class _Case:
         keys = jax.random.split(jax.random.key(self.key), shape[0])
         if batched:  # one network, many states
             keys = jnp.broadcast_to(keys[:1], keys.shape)
-        rows = measure(
-            *(stack, self.weights, keys, jnp.asarray(states, stack.dtype), sent, real),
-            *(loss, self.watched, self.low or self.probes > 1, batched),
-        )
+        start, streamed = jnp.asarray(states, stack.dtype), isinstance(self.weights, Blocks)
+        if streamed:
+            back = sent if loss is None else functools.partial(gradient_of, loss)
+            rows = self.weights.rows(stack, start, back, None if real is None else jnp.asarray(real))
+        else:
+            rows = measure(
+                *(stack, self.weights, keys, start, sent, real),
+                *(loss, self.watched, self.low or self.probes > 1, batched),
+            )
         what = {"init": "iid Gaussian, Var W = 1/fan_in"} if self.weights is None else {"init": "given weights"}
         settings = {
             "what": "measured",
@@ -145,7 +151,7 @@ class _Case:
             "key": self.key,
             "cotangent": kind,
             "probes": self.probes,
-            "memory": "low" if self.low else "full",
+            "memory": "streamed" if streamed else "low" if self.low else "full",
         }
         return finish(rows, labels(stack), settings, stack.dtype)
 

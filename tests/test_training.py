@@ -19,7 +19,7 @@ import gradflow
 from gradflow import precision
 from gradflow.schemes import SCHEMES
 from gradflow.stack import Drawn
-from gradflow.training import data, library, model, results, rounding, run, schedules, store
+from gradflow.training import data, library, model, results, rounding, run, schedules
 from gradflow.training.first_step import first_step, many_tokens
 from gradflow.training.optimizers import Optimizer
 from gradflow.training.settings import Settings, product

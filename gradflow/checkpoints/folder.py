@@ -4,9 +4,10 @@ The safetensors library holds every header against its file (lengths, offsets, s
 here its refusals get the file's name and a way out, and each shape is held against the config before the tensor is read.
 """
 
+import contextlib
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,13 +55,14 @@ class Folder:
                 found |= {name: math.prod(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
         return {name: found[name] for name in self.files}
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
-        """Read a tensor as ``dtype`` (``None``: as stored).
+    @contextlib.contextmanager
+    def entry(self, name: str, shape: tuple[int, ...]) -> Iterator[Any]:
+        """A tensor in its open file, of which nothing is read yet.
 
         Raises
         ------
         ValueError
-            If it is missing, has another shape than the config asks for, is no float, or holds NaN or infinity.
+            If it is missing, has another shape than the config asks for, or is no float.
         """
         if name not in self.files:
             raise ValueError(f"checkpoint: {self.path.name!r} has no tensor {name!r}; is config.json of this model?")
@@ -74,7 +76,21 @@ class Folder:
                 raise ValueError(
                     f"checkpoint: {name!r} is stored as {entry.get_dtype()}; needs one of {', '.join(FLOATS)}"
                 )
-            stored = file.get_tensor(name)
+            yield entry
+
+    def tensor(
+        self, name: str, shape: tuple[int, ...], dtype: Any = np.float64, rows: slice = slice(None)
+    ) -> np.ndarray:
+        """Read a tensor, or some of its rows, as ``dtype`` (``None``: as stored).
+
+        Raises
+        ------
+        ValueError
+            As `entry`, or if it holds NaN or infinity.
+        """
+        with self.entry(name, shape) as entry:
+            first, stop, _ = rows.indices(shape[0])  # the library refuses rows beyond the end
+            stored = entry[first:stop]
         return checks.finite(f"checkpoint: {name!r}", stored if dtype is None else stored.astype(dtype))
 
 

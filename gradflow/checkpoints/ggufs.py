@@ -3,6 +3,7 @@
 The header is read by `gradflow.checkpoints.gguf_header`; the ``gguf`` package dequantises.
 """
 
+import contextlib
 import math
 import mmap
 from collections.abc import Mapping
@@ -56,18 +57,29 @@ class Gguf:
         """Entries of every tensor."""
         return {name: math.prod(entry.shape) for name, entry in self.files.items()}
 
-    def tensor(self, name: str, shape: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
-        """Read and dequantise a tensor; raises as `gradflow.checkpoints.folder.Folder.tensor`."""
+    def entry(self, name: str, shape: tuple[int, ...]) -> contextlib.AbstractContextManager[Entry]:
+        """Where a tensor lies; raises as `gradflow.checkpoints.folder.Folder.entry`."""
         if name not in self.files:
             raise ValueError(f"checkpoint: {self.path.name!r} has no tensor {name!r}; is the file whole?")
         entry = self.files[name]
         if entry.shape != shape:
             raise ValueError(f"checkpoint: {name!r} has shape {entry.shape}, where the metadata make it {shape}")
-        kind, size = stored(entry)
+        return contextlib.nullcontext(entry)
+
+    def tensor(
+        self, name: str, shape: tuple[int, ...], dtype: Any = np.float64, rows: slice = slice(None)
+    ) -> np.ndarray:
+        """Read and dequantise a tensor, or some of its rows; raises as `gradflow.checkpoints.folder.Folder.tensor`."""
+        with self.entry(name, shape) as entry:
+            kind, size = stored(entry)
+        lines = range(math.prod(shape[:-1]))
+        line, lines = size // len(lines), lines[rows]
         with self.path.open("rb") as file:
-            file.seek(entry.start)
-            raw = np.frombuffer(file.read(size), np.uint8)
-        values = library().quants.dequantize(raw.reshape(*shape[:-1], -1), kind).reshape(shape)
+            file.seek(entry.start + line * lines.start)
+            raw = np.frombuffer(file.read(line * len(lines)), np.uint8)
+        if raw.size < line * len(lines):
+            raise ValueError(f"checkpoint: {self.path.name!r} ends within {name!r}; copy or download it again")
+        values = library().quants.dequantize(raw.reshape(len(lines), -1), kind).reshape(-1, *shape[1:])
         if name.endswith(("self_attn.q_proj.weight", "self_attn.k_proj.weight")):
             heads = self.config["num_key_value_heads" if ".k_proj" in name else "num_attention_heads"]
             # llama.cpp turns neighbours where transformers turns halves, and stores a head's rows in its own order

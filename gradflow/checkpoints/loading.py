@@ -11,29 +11,35 @@ import numpy as np
 
 from gradflow import precision
 from gradflow.branches import joined
+from gradflow.checkpoints import lazy
 from gradflow.checkpoints import memory as needs
 from gradflow.checkpoints.families import plan_of
 from gradflow.checkpoints.folder import Folder, read
 from gradflow.checkpoints.ggufs import Gguf
+from gradflow.checkpoints.lazy import Table
 from gradflow.checkpoints.model import Checkpoint, Embedding, Head, Transform
 from gradflow.checkpoints.plan import Family, Plan
 from gradflow.experts import Experts
 from gradflow.norms import Norm
 from gradflow.parallel import renamed
 from gradflow.rwkv import ChannelMix, TimeMix
-from gradflow.stack import Given, Stack
+from gradflow.stack import Given, Slots, Stack
 
 Affine = tuple[np.ndarray, np.ndarray | None]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Reader:
-    """Reads a family's modules; every shape is held against the config before the tensor is read."""
+    """Reads a family's modules; every shape is held against the config before the tensor is read.
+
+    ``used`` are the tensors asked for, with their shapes. Where it ``streams``, tables stay in the file.
+    """
 
     folder: Folder | Gguf
     family: Family
     plan: Plan
-    used: set[str] = field(default_factory=set)
+    streams: bool = False
+    used: dict[str, tuple[int, ...]] = field(default_factory=dict)
 
     @property
     def prefix(self) -> str:
@@ -43,8 +49,16 @@ class Reader:
 
     def tensor(self, name: str, shape: tuple[int, ...], dtype: Any = np.float64) -> np.ndarray:
         """One tensor."""
-        self.used.add(name)
+        self.used[name] = shape
         return self.folder.tensor(name, shape, dtype)
+
+    def table(self, name: str, rows: int, width: int) -> np.ndarray | Table:
+        """A matrix as it is stored, or where it lies."""
+        if not self.streams:
+            return self.tensor(name, (rows, width), None)
+        self.used[name] = rows, width
+        with self.folder.entry(name, (rows, width)):
+            return Table(self.folder, name, (rows, width))
 
     def affine(self, module: str, n_out: int, n_in: int, bias: bool = True, in_out: bool = False) -> Affine:
         """A module's matrix, (out, in), and its bias."""
@@ -153,13 +167,20 @@ class Reader:
             for leaf, value in zip(leaves, jax.tree.leaves(self.block(l)) if l else first, strict=True):
                 leaf[l] = value
         params, norms = shape.unflatten([jnp.asarray(leaves.pop(0)) for _ in first])  # NumPy's copy goes at once
-        slots = []
-        for each in norms:
-            filled = iter(each)
-            slots.append(tuple(self.made(*next(filled)) if slot else None for slot in self.plan.scheme.slots))
+        return Given(tuple(params), self.slots(norms), self.last())
+
+    def slots(self, norms: list[list[tuple[Any, Any]]]) -> tuple[Slots, ...]:
+        """The norms of each sub-layer, in the scheme's slots."""
+        given = [iter(each) for each in norms]
+        kinds = self.plan.scheme.slots
+        return tuple(
+            tuple(self.made(*map(jnp.asarray, next(each))) if slot else None for slot in kinds) for each in given
+        )  # type: ignore[return-value]
+
+    def last(self) -> Norm | None:
+        """The final norm, where the family has one."""
         final = self.prefix + str(self.family.final)
-        last = self.layer_norm(final, self.plan.final_eps) if self.plan.final_norm else None
-        return Given(tuple(params), tuple(slots), last)
+        return self.layer_norm(final, self.plan.final_eps) if self.plan.final_norm else None
 
     def embedding(self) -> Embedding:
         """Its tables, matrix and norm."""
@@ -168,28 +189,28 @@ class Reader:
         def module(name: str | None, read: Callable[..., Any], *shape: Any) -> Any:
             return None if name is None else read(self.prefix + name, *shape)
 
-        def table(name: str, rows: int, width: int, dtype: Any = np.float64) -> np.ndarray:
-            return self.tensor(f"{name}.weight", (rows, width), dtype)
+        def matrix(name: str, rows: int, width: int) -> np.ndarray:
+            return self.tensor(f"{name}.weight", (rows, width))
 
         width = plan.projected or plan.d
-        kinds = module(family.kind, table, plan.types, plan.d)
+        kinds = module(family.kind, matrix, plan.types, plan.d)
         return Embedding(
-            word=module(family.word, table, plan.vocab, width, None),
+            word=self.table(f"{self.prefix}{family.word}.weight", plan.vocab, width),
             scale=plan.scale,
-            matrix=module(family.projection[0], table, plan.d, width) if plan.projected else None,
-            position=module(family.position, table, plan.positions + plan.skipped, plan.d),
+            matrix=module(family.projection[0], matrix, plan.d, width) if plan.projected else None,
+            position=module(family.position, matrix, plan.positions + plan.skipped, plan.d),
             kind=None if kinds is None else kinds[0],
             norm=module(family.first, self.layer_norm),
         )
 
-    def head(self, word: np.ndarray) -> Head | None:
+    def head(self, word: np.ndarray | Table) -> Head | None:
         """The head, if the file has one; its decoder is the word table unless untied."""
         names, plan, files = self.family.head, self.plan, self.folder.files
         if not has_head(self.family, plan, files):
             return None
-        self.used.add(names.decoder)
         shape = (plan.vocab, plan.projected or plan.d)
-        decoder = word if plan.tied else self.tensor(names.decoder, shape, None)
+        self.used[names.decoder] = shape
+        decoder = word if plan.tied else self.table(names.decoder, *shape)
         if names.dense is None:
             matrix = None
             if plan.projected:
@@ -248,37 +269,43 @@ def _named(affines: dict[str, Affine]) -> dict[str, np.ndarray]:
     return weights | {f"b_{n}": b for n, (_, b) in affines.items() if b is not None}
 
 
-def checked(path: str | Path, memory: float | None = None, tokens: tuple[int, int] = (0, 0)) -> Reader:
-    """What is to be read, once all has been refused that config and headers can tell.
+def checked(
+    path: str | Path, memory: float | None = None, run: needs.Run = needs.NOTHING, stream: bool | None = None
+) -> Reader:
+    """What is to be read, and whether all at once, when all has been refused that config and headers can tell.
 
-    ``tokens`` are the number of texts that are to be run, and the length of the longest. Raises as `load`.
+    ``run`` is what is to be run; with ``stream=None`` the blocks stay in the file where all at once need more memory than there
+    is. Raises as `load`.
     """
     folder = read(path)
     family, plan = plan_of(folder.config)
     reader = Reader(folder, family, replace(plan, fixture=folder.fixture or plan.fixture))
     reader.refuse_other_depth()
-    layer = reader.prefix + family.layer.partition("{")[0]
-    needs.refuse(needs.forecast(folder.sizes(), plan, layer, tokens), memory)
-    return reader
+    sizes, layer = folder.sizes(), reader.prefix + family.layer.partition("{")[0]
+    ways = {False: needs.forecast(sizes, plan, layer, run), True: needs.streamed(sizes, plan, layer, run)}
+    return replace(reader, streams=needs.choose(ways, stream, memory))
 
 
-def load(path: str | Path, memory: float | None = None) -> Checkpoint:
+def load(path: str | Path, memory: float | None = None, stream: bool | None = False) -> Checkpoint:
     """Read a model's folder (or the safetensors file in it), or a GGUF file.
 
     Parameters
     ----------
     memory : float, optional
         The most that it may take, in GiB; by default nine tenths of what is free.
+    stream : bool, optional
+        Whether weights stay in the file, to be read block by block by `gradflow.profile`; ``None``: where all at once need
+        more than ``memory``.
 
     Raises
     ------
     ValueError
         One line that names the file, key or tensor which is missing, damaged or not read, and how to mend it.
     """
-    reader = checked(path, memory)
+    reader = checked(path, memory, stream=stream)
     folder, family, plan = reader.folder, reader.family, reader.plan
     with precision.scope("float64"):
-        embedding, weights = reader.embedding(), reader.weights()
+        embedding, weights = reader.embedding(), lazy.blocks(reader) if reader.streams else reader.weights()
         head = reader.head(embedding.word)
     reader.refuse_left()
     block: Any = (plan.attention, plan.mlp)

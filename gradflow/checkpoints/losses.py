@@ -3,6 +3,7 @@
 The places are masked tokens, whose labels are what they were, or all of a causal model's but the last, whose labels follow them.
 """
 
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,8 @@ from jaxtyping import Array, Bool, Float
 from gradflow import precision
 from gradflow.checkpoints import tokens
 from gradflow.checkpoints.families import family_of
-from gradflow.checkpoints.model import Checkpoint
+from gradflow.checkpoints.memory import SLICE
+from gradflow.checkpoints.model import Checkpoint, Head
 from gradflow.stack import State
 
 SHARE = 0.15  # of a text's tokens are masked, as in BERT's training
@@ -71,22 +73,53 @@ def masked(checkpoint: Checkpoint, ids: np.ndarray, key: int, row: int = 0) -> t
 def at_places(
     checkpoint: Checkpoint, outs: Float[Array, "texts tokens d"], places: list[np.ndarray], labels: list[np.ndarray]
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The head's mean cross-entropy at some places of each text, (texts,), and its gradient in that text's output."""
+    """The head's mean cross-entropy at some places of each text, (texts,), and its gradient in that text's output.
+
+    The decoder is taken some rows at a time: with total = log Σ e^logit over those read, and its slope, more rows give
+    log(e^total + e^theirs), and the mean of both slopes weighted by e^total and e^theirs.
+    """
     assert checkpoint.head is not None, "asked of a checkpoint without a head"
     head, shape = checkpoint.head, (len(places), max(where.size for where in places))
     at, wanted, weight = np.zeros(shape, int), np.zeros(shape, int), np.zeros(shape)
     for row, (where, label) in enumerate(zip(places, labels, strict=True)):
         at[row, : where.size], wanted[row, : where.size], weight[row, : where.size] = where, label, 1 / where.size
 
-    def loss(out: State, decoder: Array, at: Array, wanted: Array, weight: Array) -> Array:
-        logits = replace(head, decoder=decoder)(out[at])  # token by token
-        picked = jnp.take_along_axis(jax.nn.log_softmax(logits), wanted[:, None], 1)
-        return -jnp.sum(weight * picked[:, 0])
+    def sums(picked: State, wanted: Array, decoder: Array, bias: Array | None, first: Array) -> tuple[Array, Array]:
+        """Of each place, log Σ e^logit over these rows, and the label's logit if it is among them, else 0."""
+        rows = first + jnp.arange(len(decoder))
+        logits = replace(head, decoder=decoder, bias=bias)(picked)  # token by token
+        own = jnp.sum(jnp.where(rows == wanted[:, None], logits, 0), -1)
+        return jax.nn.logsumexp(jnp.where(rows < head.decoder.shape[0], logits, -jnp.inf), -1), own
 
     @jax.jit
-    def slopes(decoder: Array, *rows: Array) -> Any:  # the decoder is large: no constant of the program, but handed in
-        return jax.lax.map(lambda row: jax.value_and_grad(loss)(row[0], decoder, *row[1:]), rows)
+    def slopes(picked: Array, wanted: Array, *piece: Any) -> Any:  # a piece is large: no constant of the program
+        def one(row: tuple[State, Array]) -> Any:
+            (total, own), pull = jax.vjp(lambda picked: sums(picked, row[1], *piece), row[0])
+            one, zero = jnp.ones_like(own), jnp.zeros_like(own)
+            return total, *pull((one, zero)), own, *pull((zero, one))
 
+        return jax.lax.map(one, (picked, wanted))
+
+    total, slope, own, own_slope = np.full(shape, -np.inf), 0.0, 0.0, 0.0
     with precision.scope("float64"):
-        values, gradients = slopes(head.decoder, outs, at, wanted, weight)
-        return np.asarray(values), np.asarray(gradients)
+        picked = jnp.take_along_axis(jnp.asarray(outs), jnp.asarray(at)[..., None], 1)
+        for piece in _pieces(head):
+            more, towards, label, label_slope = map(np.asarray, slopes(picked, wanted, *piece))
+            both = np.logaddexp(total, more)
+            slope = np.exp(total - both)[..., None] * slope + np.exp(more - both)[..., None] * towards
+            total, own, own_slope = both, own + label, own_slope + label_slope
+    gradients = np.zeros(outs.shape)
+    for row, where in enumerate(at):
+        np.add.at(gradients[row], where, weight[row, :, None] * (slope - own_slope)[row])
+    return np.sum(weight * (total - own), 1), gradients
+
+
+def _pieces(head: Head) -> Iterator[tuple[np.ndarray, Array | None, int]]:
+    """Rows of the decoder, the biases there, and the first one's number; all of one shape, the last one's end is filled up."""
+    vocab, width = head.decoder.shape
+    number = -(-vocab * width // SLICE)
+    rows = -(-vocab // number)
+    for first in range(0, vocab, rows):
+        lacking = max(0, first + rows - vocab)
+        bias = None if head.bias is None else jnp.pad(head.bias[first : first + rows], (0, lacking))
+        yield np.pad(head.decoder[first : first + rows], ((0, lacking), (0, 0))), bias, first

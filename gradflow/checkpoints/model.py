@@ -11,10 +11,12 @@ from jaxtyping import Array, Float
 
 from gradflow import precision
 from gradflow.checkpoints import tokens
+from gradflow.checkpoints.lazy import Table
 from gradflow.checkpoints.plan import Plan
 from gradflow.norms import Norm
 from gradflow.numeric import to_jax
 from gradflow.stack import Given, Stack, State
+from gradflow.streamed import Blocks
 from gradflow.symbolic.moments import ACTIVATIONS, z
 
 _normed = jax.jit(lambda norm, x: norm(x))  # op by op it would be compiled op by op
@@ -22,9 +24,9 @@ _normed = jax.jit(lambda norm, x: norm(x))  # op by op it would be compiled op b
 
 @dataclass(frozen=True, eq=False)
 class Embedding:
-    """N(scale·W word + position + type 0), as far as a family has these; tables stay on the host as they were stored."""
+    """N(scale·W word + position + type 0), as far as a family has these; words stay as stored, on the host or in the file."""
 
-    word: np.ndarray
+    word: np.ndarray | Table
     scale: float = 1.0
     matrix: np.ndarray | None = None
     position: np.ndarray | None = None
@@ -51,7 +53,7 @@ class Transform:
 class Head:
     """Logits: decoder · h + bias, soft-capped where the model says so; h is the last state's transform, or a matrix times it."""
 
-    decoder: np.ndarray
+    decoder: np.ndarray | Table
     bias: Array | None = None
     transform: Transform | None = None
     matrix: Array | None = None
@@ -61,7 +63,7 @@ class Head:
         """Logits at the last hidden state."""
         h = x if self.transform is None else self.transform(x)
         h = h if self.matrix is None else h @ self.matrix.T
-        logits = h @ jnp.asarray(self.decoder, jnp.float64).T
+        logits = h @ jnp.asarray(self.decoder[:], jnp.float64).T
         logits = logits if self.bias is None else logits + self.bias
         return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
 
@@ -82,8 +84,8 @@ class Checkpoint:
         What of it the forward pass depends on.
     stack : Stack
         The body: attention and MLP in ``plan.depth`` blocks, a norm behind the last where the family has one.
-    weights : Given
-        Its weights and norms in float64.
+    weights : Given or Blocks
+        Its weights and norms in float64, or what reads them block by block.
     embedding : Embedding
         What comes before the stack.
     head : Head or None
@@ -95,7 +97,7 @@ class Checkpoint:
     config: dict[str, Any]
     plan: Plan
     stack: Stack
-    weights: Given
+    weights: Given | Blocks
     embedding: Embedding
     head: Head | None
 
@@ -141,7 +143,7 @@ class Checkpoint:
         out = out if e.kind is None else out + e.kind
         return precision.as_array(out) if e.norm is None else _normed(e.norm, precision.as_array(out))
 
-    def given(self, mask: Any = None) -> Given:
+    def given(self, mask: Any = None) -> Given | Blocks:
         """The weights, with padding marked: ``mask`` (tokens,) is 0 at keys that attention must not see."""
         if mask is None:
             return self.weights
@@ -150,7 +152,7 @@ class Checkpoint:
             raise ValueError("mask: needs one row of 0 and 1, at least one of them 1")
         return replace(self.weights, mask=jnp.asarray(seen.astype(bool)))
 
-    def behind(self, out: State, weights: Given | None = None) -> State:
+    def behind(self, out: State, weights: Given | Blocks | None = None) -> State:
         """The last hidden state: the stack's last stream behind its final norm, where it has one."""
         last = (weights or self.weights).final(self.stack) if self.stack.final_norm else None
         return out if last is None else last(out)
@@ -161,6 +163,10 @@ class Checkpoint:
             x, weights = self.embed(ids), self.given(mask)
             if weights.mask is not None and weights.mask.shape != x.shape[:1]:
                 raise ValueError(f"mask: needs {x.shape[0]} entries, one for each id, got {weights.mask.size}")
+            if isinstance(weights, Blocks):
+                seen = None if weights.mask is None else weights.mask[None]
+                ran = weights.run(self.stack, x[None], seen)
+                return jnp.concatenate([*(ran.entered or ())[:-1], self.behind(jnp.asarray(ran.out))])
             path = self.stack.trace(weights, x)
             assert path.x is not None
             return jnp.concatenate([path.x[:: len(self.stack.block)], self.behind(path.out)[None]])
