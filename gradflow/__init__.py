@@ -23,6 +23,7 @@ _PUBLIC = {
     "derive": "gradflow.symbolic",
     "warmup": "gradflow.training.run",
     "claims": "gradflow.ledger.book",
+    "what_if": "gradflow.counterfactuals",
     "Audit": "gradflow.audits",
     "Comparison": "gradflow.comparisons",
     "Design": "gradflow.designs",
@@ -39,6 +40,7 @@ _PUBLIC = {
     "Sweep": "gradflow.sweeps",
     "TrainingRun": "gradflow.training.results",
     "TrainingRuns": "gradflow.training.results",
+    "WhatIf": "gradflow.what_if_result",
 }
 _MODULES = ("adapters", "branches", "checkpoints", "norms", "schemes", "stack", "symbolic", "torch", "training")
 
@@ -59,6 +61,7 @@ __all__ = [
     "Sweep",
     "TrainingRun",
     "TrainingRuns",
+    "WhatIf",
     "__version__",
     "adapters",
     "audit",
@@ -82,6 +85,7 @@ __all__ = [
     "torch",
     "training",
     "warmup",
+    "what_if",
 ]
 
 if TYPE_CHECKING:
@@ -90,6 +94,7 @@ if TYPE_CHECKING:
     from gradflow.chains import Residual
     from gradflow.comparisons import Comparison, compare
     from gradflow.contractions import Contraction, ContractionSweep
+    from gradflow.counterfactuals import what_if
     from gradflow.designs import Design, design
     from gradflow.estimate import contraction
     from gradflow.factors import Profile
@@ -108,6 +113,7 @@ if TYPE_CHECKING:
     from gradflow.symbolic import derive
     from gradflow.training.results import TrainingRun, TrainingRuns
     from gradflow.training.run import warmup
+    from gradflow.what_if_result import WhatIf
 
 
 def __getattr__(name: str) -> Any:

@@ -28,10 +28,10 @@ _NOTE = (
 def audit(a: Audit) -> Group:
     """One screen: what was run, the gains end to end, the factors of every sub-layer, the verdict."""
     factors = _factors(a.profile, _norm_out(a))
-    return Group(_heading(a), "", _gains(a), factors, _note(a), "", Text(f"Verdict: {a.verdict}"))
+    return Group(heading(a), "", _gains(a), factors, _note(a), "", Text(f"Verdict: {a.verdict}"))
 
 
-def _heading(a: Audit) -> Text:
+def heading(a: Audit) -> Text:
     """Which model, on what, and what vouches for the figures."""
     s, parity = a.settings, a.parity
     lengths = ", ".join(map(str, s["tokens"][:6])) + (", …" if len(s["tokens"]) > 6 else "")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradflow import checks, precision, profiles
+from gradflow.attribution import Share, responsible
 from gradflow.checkpoints import Checkpoint, Parity, against, gate, load, losses, tokens
 from gradflow.checkpoints.families import plan_of
 from gradflow.checkpoints.folder import read
@@ -31,6 +32,15 @@ class Worst(NamedTuple):
     net: float
     factor: str
     value: float
+
+
+def worst(p: Profile) -> Worst:
+    """Of a profile, geometric mean over texts."""
+    net = p.summary("net").mean
+    index = int(np.argmin(net))
+    values = {name: float(p.summary(name).mean[index]) for name in FACTORS}
+    factor = min(values, key=values.__getitem__)
+    return Worst(index, p.labels[index], float(net[index]), factor, values[factor])
 
 
 @dataclass(frozen=True, repr=False)
@@ -63,12 +73,12 @@ class Audit:
     @property
     def worst(self) -> Worst:
         """The sub-layer of the smallest net gain (geometric mean over texts), and its smallest factor."""
-        p = self.profile
-        net = p.summary("net").mean
-        index = int(np.argmin(net))
-        values = {name: float(p.summary(name).mean[index]) for name in FACTORS}
-        factor = min(values, key=values.__getitem__)
-        return Worst(index, p.labels[index], float(net[index]), factor, values[factor])
+        return worst(self.profile)
+
+    @property
+    def responsible(self) -> tuple[Share, ...]:
+        """Every factor of every sub-layer by its share of the end-to-end gain's log, the largest first."""
+        return responsible(self.profile)
 
     @property
     def sublayers(self) -> int:
@@ -198,13 +208,9 @@ def audit(
     states, real = _batch(checkpoint, run)
     sent, values = None, None
     if cotangent != "gaussian":
-        outs = _outputs(checkpoint, states, real)
-        if cotangent == "pooled":
-            sent = np.stack([losses.pooled_gradient(out, seen, key) for out, seen in zip(outs, real, strict=True)])
-        else:
-            at = list(places) or [np.arange(row.size - 1) for row in rows]
-            labels = [row[where + (not places)] for row, where in zip(rows, at, strict=True)]
-            values, sent = losses.at_places(checkpoint, outs, at, labels)
+        values, sent = sent_back(
+            checkpoint, _outputs(checkpoint, states, real), real, rows, list(places), cotangent, key
+        )
     mask = None if real.all() else real
     profile = profiles.profile(checkpoint, states, sent, mask=mask, key=key, probes=probes)
     settings = {
@@ -286,6 +292,26 @@ def _outputs(checkpoint: Checkpoint, states: np.ndarray, real: np.ndarray) -> ja
 
     def last(x: jax.Array, seen: jax.Array) -> jax.Array:
         weights = dataclasses.replace(checkpoint.weights, mask=None if real.all() else seen)
+def sent_back(
+    checkpoint: Checkpoint,
+    outs: jax.Array,
+    real: np.ndarray,
+    rows: Sequence[np.ndarray],
+    places: list[np.ndarray],
+    cotangent: str,
+    key: int,
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """The loss of each text (of a pooled embedding none) and its gradient in that text's output.
+
+    ``rows`` are ids before anything was masked, ``places`` what was; of a causal model none.
+    """
+    if cotangent == "pooled":
+        return None, np.stack([losses.pooled_gradient(out, seen, key) for out, seen in zip(outs, real, strict=True)])
+    at = places or [np.arange(row.size - 1) for row in rows]
+    labels = [row[where + (not places)] for row, where in zip(rows, at, strict=True)]
+    return losses.at_places(checkpoint, outs, at, labels)
+
+
         return checkpoint.behind(checkpoint.stack.trace(weights, x, None, False).out, weights)
 
     with precision.scope("float64"):

@@ -15,6 +15,7 @@ from gradflow.options import Block, Dtype, FinalNorm, Html, Init, Json, Key, Mem
 from gradflow.spectra.shell import spectrum
 from gradflow.sweep_shell import sweep
 from gradflow.training.shell import warmup
+from gradflow.what_if_shell import what_if
 
 app = typer.Typer(
     help="Gradient flow through deep residual networks: law, exact product and factors side by side.",
@@ -418,7 +419,7 @@ def compare(
     shell.emit(result, comparison_report.table(result), as_json, plot)
 
 
-for command in (spectrum, sweep, warmup, claims):
+for command in (spectrum, sweep, warmup, claims, what_if):
     app.command()(command)
 
 

@@ -138,6 +138,8 @@ class Given:
         False at padding: keys that attention must not see.
     tied : bool
         Whether every block uses the same parameters.
+    numbers : Multipliers, optional
+        In place of the scheme's own.
     """
 
     params: tuple[Params, ...]
@@ -145,10 +147,11 @@ class Given:
     last: AnyNorm | None = None
     mask: Array | None = None
     tied: bool = field(default=False, metadata={"static": True})
+    numbers: Multipliers | None = None
 
     def multipliers(self, stack: "Stack") -> Multipliers:
-        """The scheme's; those on matrices and norms are not used, as the weights are what they are."""
-        return stack.multipliers()
+        """Those given, or the scheme's; those on matrices and norms are not used, as the weights are what they are."""
+        return stack.multipliers() if self.numbers is None else self.numbers
 
     def along_depth(self, stack: "Stack") -> Any:
         """Parameters and norms; scanned over rather than indexed, so that a backward pass stacks no copy of them."""
