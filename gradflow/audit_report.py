@@ -46,6 +46,8 @@ def heading(a: Audit) -> Text:
         f"key {s['key']}",
         s["dtype"],
     ]
+    if s.get("detached"):
+        parts.append("detached norms: σ held constant in every Jacobian")
     if s["loss"] is not None:
         parts.append(f"loss = {np.mean(s['loss']):.4g}")
     vouched = f"parity: {parity.tested} ({parity.states} states, off by {parity.worst:.1e} of their rms at most)"
@@ -128,8 +130,9 @@ def verdict(a: Audit) -> str:
     says = (
         f"{'as' if holds else 'where'} (1 − {C:g})^{S} says {a.closed_form:.4g} and the argument's product {bound:.4g}"
     )
+    whose = "With detached norms the gradient" if a.settings.get("detached") else "The gradient"
     parts = [
-        f"The gradient keeps {exact:.4g} over {_over(a)} (trunk alone: {trunk:.4g}), {says}",
+        f"{whose} keeps {exact:.4g} over {_over(a)} (trunk alone: {trunk:.4g}), {says}",
         _blame(a),
         _norms(a),
         _branch(per_layer(p, "branch") ** (len(p.labels) / S)),

@@ -104,7 +104,8 @@ class Audit:
             "schema": SCHEMA,
             "version": VERSION,
             "model": {"path": self.path.as_posix(), "family": self.family, "sizes": dict(s["sizes"])},
-            "call": {name: s[name] for name in ("text", "cotangent", "probes", "key")} | {"ids": not s["text"]},
+            "call": {name: s[name] for name in ("text", "cotangent", "probes", "key")}
+            | {"ids": not s["text"], "detached": bool(s.get("detached"))},
             "ids": [list(row) for row in self.ids],
             "parity": dataclasses.asdict(self.parity),
             "settings": plain(dict(s)),
@@ -149,6 +150,7 @@ def audit(
     key: int = 0,
     reference: str | Path | None = None,
     memory: float | None = None,
+    detached: bool = False,
 ) -> Audit:
     """Follow the gradient back through a trained transformer and name the sub-layer and the factor that lose it.
 
@@ -179,6 +181,9 @@ def audit(
         An ``.npz`` of outputs of these very weights, recorded elsewhere (`gradflow.checkpoints.against`).
     memory : float, optional
         The most that it may take, in GiB; by default nine tenths of what is free.
+    detached : bool
+        Hold the statistics of all the stack's norms constant in every Jacobian (`gradflow.profile`); the cotangent is the true
+        gradient of its scalar all the same.
 
     Returns
     -------
@@ -212,7 +217,7 @@ def audit(
             checkpoint, _outputs(checkpoint, states, real), real, rows, list(places), cotangent, key
         )
     mask = None if real.all() else real
-    profile = profiles.profile(checkpoint, states, sent, mask=mask, key=key, probes=probes)
+    profile = profiles.profile(checkpoint, states, sent, mask=mask, key=key, probes=probes, detached=detached)
     settings = {
         **profile.settings,
         "model": checkpoint.path.resolve().name,
@@ -287,11 +292,6 @@ def _batch(checkpoint: Checkpoint, ids: Sequence[np.ndarray]) -> tuple[np.ndarra
         return np.stack([np.asarray(checkpoint.embed(row)) for row in padded]), real
 
 
-def _outputs(checkpoint: Checkpoint, states: np.ndarray, real: np.ndarray) -> jax.Array:
-    """Last hidden states, (texts, tokens, d)."""
-
-    def last(x: jax.Array, seen: jax.Array) -> jax.Array:
-        weights = dataclasses.replace(checkpoint.weights, mask=None if real.all() else seen)
 def sent_back(
     checkpoint: Checkpoint,
     outs: jax.Array,
@@ -312,6 +312,11 @@ def sent_back(
     return losses.at_places(checkpoint, outs, at, labels)
 
 
+def _outputs(checkpoint: Checkpoint, states: np.ndarray, real: np.ndarray) -> jax.Array:
+    """Last hidden states, (texts, tokens, d)."""
+
+    def last(x: jax.Array, seen: jax.Array) -> jax.Array:
+        weights = dataclasses.replace(checkpoint.weights, mask=None if real.all() else seen)
         return checkpoint.behind(checkpoint.stack.trace(weights, x, None, False).out, weights)
 
     with precision.scope("float64"):

@@ -199,6 +199,9 @@ def audit(
     memory: Annotated[
         float | None, typer.Option(help="Most that it may take, in GiB; else 9/10 of what is free.")
     ] = None,
+    detached: Annotated[
+        bool, typer.Option("--detached", help="Hold the norms' statistics constant in every Jacobian.")
+    ] = False,
     save: Annotated[Path | None, typer.Option(help="Write a baseline for 'gradflow check': FILE.json.")] = None,
     as_json: Json = False,
     plot: Plot = None,
@@ -220,6 +223,7 @@ def audit(
     with shell.progress("auditing"):
         sent = None if cotangent is None else cotangent.value
         options = {"cotangent": sent, "probes": probes, "key": key, "reference": reference, "memory": memory}
+        options |= {"detached": detached}
         result = audits.audit(path, texts, ids=rows, **options)
     if save is not None:
         result.save(save)

@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from gradflow import checks, precision
 from gradflow.branches import Branch, Params, branches_of, memory_of, powers_of, with_gains
 from gradflow.jacobian import Slots, SublayerJacobian
-from gradflow.norms import BY_NAME, AnyNorm
+from gradflow.norms import BY_NAME, AnyNorm, Norm
 from gradflow.scaling import rescale
 from gradflow.schemes import Multipliers, Scheme, scheme_of
 
@@ -214,6 +214,8 @@ class Stack:
         Whether a norm follows the last sub-layer.
     dtype : str
         ``"float64"`` or ``"float32"``.
+    detached : bool
+        Whether the unit-gain norms that fill slots are detached (`gradflow.norms.Norm`); `gradflow.detaching` does all.
     """
 
     scheme: Scheme
@@ -224,6 +226,7 @@ class Stack:
     eps: float = 1e-5
     final_norm: bool = False
     dtype: str = "float64"
+    detached: bool = False
 
     @classmethod
     def make(cls, scheme: str | Scheme, block: Any, depth: int, d: int, **options: Any) -> "Stack":
@@ -264,7 +267,10 @@ class Stack:
     @property
     def layer(self) -> AnyNorm | None:
         """The unit-gain norm layer that fills a slot; ``None`` for the norm ``"none"``."""
-        return None if self.norm == "none" else BY_NAME[self.norm].init(self.d, self.eps, self.dtype)
+        if self.norm == "none":
+            return None
+        layer = BY_NAME[self.norm].init(self.d, self.eps, self.dtype)
+        return replace(layer, detached=True) if self.detached and isinstance(layer, Norm) else layer
 
     @property
     def slots(self) -> tuple[Slots, ...]:
@@ -297,6 +303,7 @@ class Stack:
             **memory_of(self.block),
             "norm": self.norm,
             "eps": self.eps,
+            **({"detached": True} if self.detached else {}),
             "final_norm": self.final_norm,
             "depth": self.depth,
             "d": self.d,
