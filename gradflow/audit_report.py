@@ -199,7 +199,8 @@ def _premise(a: Audit) -> str:
     said = f"the premise, cos(x, u), is {x_u.min():.2f} to {x_u.max():.2f}"
     if not align.size:
         return said
-    return f"{said}; what the projection acts on, the gradient's cosine with u, is at most {align.max():.2f}"
+    what = "what a detached norm leaves in" if a.settings.get("detached") else "what the projection acts on"
+    return f"{said}; {what}, the gradient's cosine with u, is at most {align.max():.2f}"
 
 
 def check(c: Check) -> Group:

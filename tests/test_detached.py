@@ -129,6 +129,7 @@ def test_an_audit_says_so_and_a_baseline_keeps_it(tmp_path, bert, shell, monkeyp
     assert a.profile.exact[0, 0] == pytest.approx(gain, rel=1e-10)
     assert "detached norms: σ held constant in every" in " ".join(str(a).split())
     assert a.verdict.startswith("With detached norms the gradient keeps")
+    assert "what a detached norm leaves in, the gradient's cosine with u," in a.verdict
     assert a.to_dict()["call"]["detached"] is a.to_dict()["settings"]["detached"] is True
     a.save(tmp_path / "a.json")
     assert baselines.load(tmp_path / "a.json").call["detached"] is True
