@@ -171,7 +171,7 @@ class _Bench:
         values, gradient = None, None
         if of_loss:
             found, gradient = audits.sent_back(model, outs, self.real, self.rows, self.places, of_loss, s["key"])
-            values = tuple(map(float, found))
+            values = None if found is None else tuple(map(float, found))
         if kind == "gaussian":
             return values, None
         if kind == "pooled":
@@ -201,7 +201,7 @@ class _Bench:
         losses, sent = self.sent(outs)
         mask = None if self.real.all() else self.real
         measured = profiles.profile(model, self.states, sent, mask=mask, key=self.audit.settings["key"])
-        settings = measured.settings | {"scheme": row.name, "equation": row.equation}
+        settings = dict(measured.settings) | {"scheme": row.name, "equation": row.equation}
 
         def one(own: foretelling.Way, seen: jax.Array) -> Any:
             return foretelling.foretold(stack, self.seen(weights, seen), own)
