@@ -24,6 +24,7 @@ _PUBLIC = {
     "warmup": "gradflow.training.run",
     "trainability": "gradflow.training.map_run",
     "claims": "gradflow.ledger.book",
+    "what_if": "gradflow.counterfactuals",
     "Audit": "gradflow.audits",
     "Comparison": "gradflow.comparisons",
     "Design": "gradflow.designs",
@@ -41,6 +42,7 @@ _PUBLIC = {
     "TrainabilityMap": "gradflow.training.maps",
     "TrainingRun": "gradflow.training.results",
     "TrainingRuns": "gradflow.training.results",
+    "WhatIf": "gradflow.what_if_result",
 }
 _MODULES = ("adapters", "branches", "checkpoints", "norms", "schemes", "stack", "symbolic", "torch", "training")
 
@@ -62,6 +64,7 @@ __all__ = [
     "TrainabilityMap",
     "TrainingRun",
     "TrainingRuns",
+    "WhatIf",
     "__version__",
     "adapters",
     "audit",
@@ -86,6 +89,7 @@ __all__ = [
     "trainability",
     "training",
     "warmup",
+    "what_if",
 ]
 
 if TYPE_CHECKING:
@@ -94,6 +98,7 @@ if TYPE_CHECKING:
     from gradflow.chains import Residual
     from gradflow.comparisons import Comparison, compare
     from gradflow.contractions import Contraction, ContractionSweep
+    from gradflow.counterfactuals import what_if
     from gradflow.designs import Design, design
     from gradflow.estimate import contraction
     from gradflow.factors import Profile
@@ -114,6 +119,7 @@ if TYPE_CHECKING:
     from gradflow.training.maps import TrainabilityMap
     from gradflow.training.results import TrainingRun, TrainingRuns
     from gradflow.training.run import warmup
+    from gradflow.what_if_result import WhatIf
 
 
 def __getattr__(name: str) -> Any:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
@@ -38,9 +38,10 @@ def split(state: State, heads: int) -> Float[Array, "heads tokens k"]:
     return state.reshape(len(state), heads, -1).swapaxes(0, 1)
 
 
-def unit_rms(*each: Array, eps: float = 0.0) -> tuple[Array, ...]:
+def unit_rms(*each: Array, eps: float = 0.0, detached: bool = False) -> tuple[Array, ...]:
     """RMSNorm along the last axis."""
-    return tuple(t * jax.lax.rsqrt(jnp.mean(t**2, -1, keepdims=True) + eps) for t in each)
+    scales = [jax.lax.rsqrt(jnp.mean(t**2, -1, keepdims=True) + eps) for t in each]
+    return tuple(t * (jax.lax.stop_gradient(s) if detached else s) for t, s in zip(each, scales, strict=True))
 
 
 def mix(
@@ -100,6 +101,8 @@ class Attention:
         Logits become softcap·tanh(logits/softcap) (Gemma 2: 2408.00118).
     qk_whole : bool
         Whether ``qk_norm`` goes over all heads at once (OLMo 2: 2501.00656).
+    detached : bool
+        Whether derivatives hold the statistics of its norms constant.
     """
 
     heads: int | None = None
@@ -116,6 +119,7 @@ class Attention:
     scale: float | None = None
     softcap: float | None = None
     qk_whole: bool = False
+    detached: bool = False
     tokenwise = False
     matrices = ("_q", "_k", "_v", "_o")
     inner, outer = ("w_v",), ("w_o",)
@@ -179,7 +183,7 @@ class Attention:
 
     def queries_and_keys(self, params: Params, q: Array, k: Array) -> tuple[Array, Array]:
         """They behind their own norms' gains, where these have any."""
-        q, k = unit_rms(q, k, eps=self.eps)
+        q, k = unit_rms(q, k, eps=self.eps, detached=self.detached)
         return (q * params["gain_q"], k * params["gain_k"]) if "gain_q" in params else (q, k)
 
     def apply(self, params: Params, x: State) -> State:
@@ -191,7 +195,7 @@ class Attention:
             q, k = self.queries_and_keys(params, q, k)
         q, k, v = split(q, heads), split(k, few), split(v, few)
         if self.qkv_norm != "none":
-            norm = BY_NAME[self.qkv_norm].init(self.size_of(d), self.eps, x.dtype)
+            norm = replace(BY_NAME[self.qkv_norm].init(self.size_of(d), self.eps, x.dtype), detached=self.detached)
             q, k, v = norm(q), norm(k), norm(v)
         if self.qk_norm and not self.qk_whole:
             q, k = self.queries_and_keys(params, q, k)
@@ -201,7 +205,7 @@ class Attention:
         if few < heads:
             k, v = (jnp.repeat(t, heads // few, 0) for t in (k, v))
         mixed = mix(q, k, v, self.seen(params, tokens), self.scale, self.softcap)
-        return linear(params, "_o", hidden_norm(self.hidden_norm, mixed)[0])
+        return linear(params, "_o", hidden_norm(self.hidden_norm, mixed, self.detached)[0])
 
     def seen(self, params: Params, tokens: int) -> Array | None:
         """Which keys each query may attend to; ``None``: all."""

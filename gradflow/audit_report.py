@@ -28,10 +28,10 @@ _NOTE = (
 def audit(a: Audit) -> Group:
     """One screen: what was run, the gains end to end, the factors of every sub-layer, the verdict."""
     factors = _factors(a.profile, _norm_out(a))
-    return Group(_heading(a), "", _gains(a), factors, _note(a), "", Text(f"Verdict: {a.verdict}"))
+    return Group(heading(a), "", _gains(a), factors, _note(a), "", Text(f"Verdict: {a.verdict}"))
 
 
-def _heading(a: Audit) -> Text:
+def heading(a: Audit) -> Text:
     """Which model, on what, and what vouches for the figures."""
     s, parity = a.settings, a.parity
     lengths = ", ".join(map(str, s["tokens"][:6])) + (", …" if len(s["tokens"]) > 6 else "")
@@ -48,6 +48,8 @@ def _heading(a: Audit) -> Text:
     ]
     if s["memory"] == "streamed":
         parts.append("streamed block by block")
+    if s.get("detached"):
+        parts.append("detached norms: σ held constant in every Jacobian")
     if s["loss"] is not None:
         parts.append(f"loss = {np.mean(s['loss']):.4g}")
     vouched = f"parity: {parity.tested} ({parity.states} states, off by {parity.worst:.1e} of their rms at most)"
@@ -130,8 +132,9 @@ def verdict(a: Audit) -> str:
     says = (
         f"{'as' if holds else 'where'} (1 − {C:g})^{S} says {a.closed_form:.4g} and the argument's product {bound:.4g}"
     )
+    whose = "With detached norms the gradient" if a.settings.get("detached") else "The gradient"
     parts = [
-        f"The gradient keeps {exact:.4g} over {_over(a)} (trunk alone: {trunk:.4g}), {says}",
+        f"{whose} keeps {exact:.4g} over {_over(a)} (trunk alone: {trunk:.4g}), {says}",
         _blame(a),
         _norms(a),
         _branch(per_layer(p, "branch") ** (len(p.labels) / S)),
@@ -198,7 +201,8 @@ def _premise(a: Audit) -> str:
     said = f"the premise, cos(x, u), is {x_u.min():.2f} to {x_u.max():.2f}"
     if not align.size:
         return said
-    return f"{said}; what the projection acts on, the gradient's cosine with u, is at most {align.max():.2f}"
+    what = "what a detached norm leaves in" if a.settings.get("detached") else "what the projection acts on"
+    return f"{said}; {what}, the gradient's cosine with u, is at most {align.max():.2f}"
 
 
 def check(c: Check) -> Group:

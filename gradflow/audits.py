@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradflow import checks, precision, profiles
+from gradflow.attribution import Share, responsible
 from gradflow.checkpoints import Checkpoint, Parity, against, gate, load, losses, tokens
 from gradflow.checkpoints.families import plan_of
 from gradflow.checkpoints.folder import read
@@ -33,6 +34,15 @@ class Worst(NamedTuple):
     net: float
     factor: str
     value: float
+
+
+def worst(p: Profile) -> Worst:
+    """Of a profile, geometric mean over texts."""
+    net = p.summary("net").mean
+    index = int(np.argmin(net))
+    values = {name: float(p.summary(name).mean[index]) for name in FACTORS}
+    factor = min(values, key=values.__getitem__)
+    return Worst(index, p.labels[index], float(net[index]), factor, values[factor])
 
 
 @dataclass(frozen=True, repr=False)
@@ -65,12 +75,12 @@ class Audit:
     @property
     def worst(self) -> Worst:
         """The sub-layer of the smallest net gain (geometric mean over texts), and its smallest factor."""
-        p = self.profile
-        net = p.summary("net").mean
-        index = int(np.argmin(net))
-        values = {name: float(p.summary(name).mean[index]) for name in FACTORS}
-        factor = min(values, key=values.__getitem__)
-        return Worst(index, p.labels[index], float(net[index]), factor, values[factor])
+        return worst(self.profile)
+
+    @property
+    def responsible(self) -> tuple[Share, ...]:
+        """Every factor of every sub-layer by its share of the end-to-end gain's log, the largest first."""
+        return responsible(self.profile)
 
     @property
     def sublayers(self) -> int:
@@ -96,7 +106,8 @@ class Audit:
             "schema": SCHEMA,
             "version": VERSION,
             "model": {"path": self.path.as_posix(), "family": self.family, "sizes": dict(s["sizes"])},
-            "call": {name: s[name] for name in ("text", "cotangent", "probes", "key")} | {"ids": not s["text"]},
+            "call": {name: s[name] for name in ("text", "cotangent", "probes", "key")}
+            | {"ids": not s["text"], "detached": bool(s.get("detached"))},
             "ids": [list(row) for row in self.ids],
             "parity": dataclasses.asdict(self.parity),
             "settings": plain(dict(s)),
@@ -143,6 +154,7 @@ def audit(
     memory: float | None = None,
     stream: bool | None = None,
     progress: Progress | None = None,
+    detached: bool = False,
 ) -> Audit:
     """Follow the gradient back through a trained transformer and name the sub-layer and the factor that lose it.
 
@@ -178,6 +190,9 @@ def audit(
         figures; ``None``: where all at once need more than ``memory``.
     progress : callable, optional
         Called with blocks done and blocks in all, where it streams.
+    detached : bool
+        Hold the statistics of all the stack's norms constant in every Jacobian (`gradflow.profile`); the cotangent is the true
+        gradient of its scalar all the same.
 
     Returns
     -------
@@ -212,13 +227,8 @@ def audit(
     sent, values = None, None
     if cotangent != "gaussian":
         outs = _outputs(checkpoint, states, real)
-        if cotangent == "pooled":
-            sent = np.stack([losses.pooled_gradient(out, seen, key) for out, seen in zip(outs, real, strict=True)])
-        else:
-            at = list(places) or [np.arange(row.size - 1) for row in rows]
-            labels = [row[where + (not places)] for row, where in zip(rows, at, strict=True)]
-            values, sent = losses.at_places(checkpoint, outs, at, labels)
-    profile = profiles.profile(checkpoint, states, sent, mask=mask, key=key, probes=probes)
+        values, sent = sent_back(checkpoint, outs, real, rows, list(places), cotangent, key)
+    profile = profiles.profile(checkpoint, states, sent, mask=mask, key=key, probes=probes, detached=detached)
     settings = {
         **profile.settings,
         "model": checkpoint.path.resolve().name,
@@ -291,6 +301,26 @@ def _batch(checkpoint: Checkpoint, ids: Sequence[np.ndarray]) -> tuple[np.ndarra
     padded[real] = np.concatenate(ids)
     with precision.scope("float64"):
         return np.stack([np.asarray(checkpoint.embed(row)) for row in padded]), real
+
+
+def sent_back(
+    checkpoint: Checkpoint,
+    outs: jax.Array,
+    real: np.ndarray,
+    rows: Sequence[np.ndarray],
+    places: list[np.ndarray],
+    cotangent: str,
+    key: int,
+) -> tuple[np.ndarray | None, np.ndarray]:
+    """The loss of each text (of a pooled embedding none) and its gradient in that text's output.
+
+    ``rows`` are ids before anything was masked, ``places`` what was; of a causal model none.
+    """
+    if cotangent == "pooled":
+        return None, np.stack([losses.pooled_gradient(out, seen, key) for out, seen in zip(outs, real, strict=True)])
+    at = places or [np.arange(row.size - 1) for row in rows]
+    labels = [row[where + (not places)] for row, where in zip(rows, at, strict=True)]
+    return losses.at_places(checkpoint, outs, at, labels)
 
 
 def _outputs(checkpoint: Checkpoint, states: np.ndarray, real: np.ndarray) -> jax.Array:

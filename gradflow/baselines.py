@@ -168,6 +168,7 @@ def load(path: str | Path) -> Baseline:
         "cotangent": checks.one_of("baseline: 'cotangent'", _part(call, "cotangent", str), audits.COTANGENTS),
         "probes": checks.integer("baseline: 'probes'", call.get("probes"), 1),
         "key": checks.key(call.get("key")),
+        "detached": call.get("detached") is True,
     }
     n, S = len(texts or ids), len(labels)
     logs = {name: _figure(profile, name, (n, S)) for name in FACTORS}

@@ -16,6 +16,7 @@ from gradflow.spectra.shell import spectrum
 from gradflow.sweep_shell import sweep
 from gradflow.training.map_shell import trainability
 from gradflow.training.shell import warmup
+from gradflow.what_if_shell import what_if
 
 app = typer.Typer(
     help="Gradient flow through deep residual networks: law, exact product and factors side by side.",
@@ -203,6 +204,9 @@ def audit(
         bool | None,
         typer.Option("--stream/--no-stream", help="Read block by block; else where all at once need more memory."),
     ] = None,
+    detached: Annotated[
+        bool, typer.Option("--detached", help="Hold the norms' statistics constant in every Jacobian.")
+    ] = False,
     save: Annotated[Path | None, typer.Option(help="Write a baseline for 'gradflow check': FILE.json.")] = None,
     as_json: Json = False,
     plot: Plot = None,
@@ -224,7 +228,8 @@ def audit(
     with shell.progress("auditing") as progress:
         sent = None if cotangent is None else cotangent.value
         options = {"cotangent": sent, "probes": probes, "key": key, "reference": reference, "memory": memory}
-        result = audits.audit(path, texts, ids=rows, **options, stream=stream, progress=progress)
+        options |= {"detached": detached, "stream": stream, "progress": progress}
+        result = audits.audit(path, texts, ids=rows, **options)
     if save is not None:
         result.save(save)
     shell.emit(result, audit_report.audit(result), as_json, plot, html)
@@ -423,7 +428,7 @@ def compare(
     shell.emit(result, comparison_report.table(result), as_json, plot)
 
 
-for command in (spectrum, sweep, warmup, trainability, claims):
+for command in (spectrum, sweep, warmup, trainability, claims, what_if):
     app.command()(command)
 
 

@@ -60,6 +60,8 @@ class CrossAttention:
         On W_O, and on W_Q, W_K, W_V.
     qk_norm : bool
         RMSNorm on the queries and keys of every head.
+    detached : bool
+        Whether derivatives hold its statistics constant.
     """
 
     heads: int | None = None
@@ -68,6 +70,7 @@ class CrossAttention:
     gain: float = 1.0
     gain_in: float = 1.0
     qk_norm: bool = False
+    detached: bool = False
     tokenwise = True
     matrices = ("_q", "_k", "_v", "_o")
     inner, outer = ("w_v",), ("w_o",)
@@ -103,7 +106,7 @@ class CrossAttention:
         heads, memory = self.heads_of(x.shape[-1]), params["memory"]
         q, k, v = (split(linear(params, *each), heads) for each in (("_q", x), ("_k", memory), ("_v", memory)))
         if self.qk_norm:
-            q, k = unit_rms(q, k)
+            q, k = unit_rms(q, k, detached=self.detached)
         return linear(params, "_o", mix(q, k, v))
 
     def push(self, params: Params, x: State, basis: Basis) -> Basis:

@@ -4,7 +4,7 @@ import functools
 import math
 import operator
 from collections.abc import Callable
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any
 
 import jax
@@ -29,9 +29,13 @@ def _activation(phi: sympy.Expr) -> tuple[Callable[[Array], Array], Callable[[Ar
     return to_jax([symbolic.z], phi), to_jax([symbolic.z], symbolic.slope(phi))
 
 
-def hidden_norm(name: str | None, h: Float[Array, "tokens m"]) -> tuple[Float[Array, "tokens m"], AnyJacobian | None]:
+def hidden_norm(
+    name: str | None, h: Float[Array, "tokens m"], detached: bool = False
+) -> tuple[Float[Array, "tokens m"], AnyJacobian | None]:
     """N(h) of every token at ε = 0 and unit gain, and its Jacobian; h itself where there is no norm."""
-    return (h, None) if name is None else BY_NAME[name].init(h.shape[-1], 0.0, h.dtype).at(h)
+    return (
+        (h, None) if name is None else replace(BY_NAME[name].init(h.shape[-1], 0.0, h.dtype), detached=detached).at(h)
+    )
 
 
 def suffix(name: str | None) -> str:
@@ -57,6 +61,8 @@ class MLP:
         N over the hidden units, ε = 0: NormFormer (Shleifer et al. 2021, 2110.09456), Sub-LN (Wang et al. 2022, 2210.06423).
     bias, bias_in : float
         b₂ ~ N(0, bias²); b₁, b₃ ~ N(0, bias_in²). At 0 none is drawn.
+    detached : bool
+        Whether derivatives hold the statistic of the hidden norm constant.
     """
 
     activation: str | sympy.Expr = "relu"
@@ -67,6 +73,7 @@ class MLP:
     hidden_norm: str | None = None
     bias: float = 0.0
     bias_in: float = 0.0
+    detached: bool = False
     tokenwise = True
     inner, outer = ("w_in", "w_gate"), ("w_out",)
 
@@ -121,7 +128,7 @@ class MLP:
         phi, _ = _activation(self.phi)
         hidden = phi(linear(params, "_in", x))
         hidden = hidden * linear(params, "_gate", x) if self.gated else hidden
-        return hidden_norm(self.hidden_norm, hidden)[0]
+        return hidden_norm(self.hidden_norm, hidden, self.detached)[0]
 
     def apply(self, params: Params, x: State) -> State:
         """``f(x)``."""
@@ -143,7 +150,11 @@ class MLP:
         if self.gated:
             gate = linear(params, "_gate", x)
             slopes, value = [slopes[0] * gate, jnp.broadcast_to(value, hidden.shape)], value * gate
-        return slopes, [params[f"w{name}"] for name in self.matrices[:-1]], hidden_norm(self.hidden_norm, value)[1]
+        return (
+            slopes,
+            [params[f"w{name}"] for name in self.matrices[:-1]],
+            hidden_norm(self.hidden_norm, value, self.detached)[1],
+        )
 
     def push(self, params: Params, x: State, basis: Basis) -> Basis:
         """``W₂ DN (φ' ∘ W₁) @ basis``; without N, F is formed first where that is the cheaper order (k ≥ d)."""

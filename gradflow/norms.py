@@ -5,6 +5,7 @@ Every row is ``N(x) = gain * A * y + bias`` with ``y = Px`` (P centres, or does 
     J = diag(gain) · A · (P − κ ŷŷᵀ/d),    ŷ = y/r,
 
 with the scalars ``A(r, ε)`` (scale) and ``κ(r, ε)`` (removed) read off SymPy's derivative and lambdified; nothing is retyped.
+A detached norm has the same value and the Jacobian with r held constant: κ = 0.
 """
 
 import functools
@@ -27,12 +28,13 @@ Scalars = Float[Array, " *batch"]
 
 
 @functools.lru_cache
-def _coefficients(row: str) -> Callable[..., tuple[Scalars, Scalars, Scalars]]:
+def _coefficients(row: str, detached: bool = False) -> Callable[..., tuple[Scalars, Scalars, Scalars]]:
     """(r, ε, d) → (A, κ, 1 − κ) as JAX code."""
     formula = symbolic.norm_formula(row)
-    kept = sympy.factor(sympy.together(1 - formula.removed))  # one fraction: no cancellation when ε ≪ r²
+    scale, removed = symbolic.detached(formula) if detached else (formula.scale, formula.removed)
+    kept = sympy.factor(sympy.together(1 - removed))  # one fraction: no cancellation when ε ≪ r²
     arguments = (symbolic.r, symbolic.eps, symbolic.d)
-    return numeric.to_jax(arguments, (formula.scale, formula.removed, kept))
+    return numeric.to_jax(arguments, (scale, removed, kept))
 
 
 def _wide(dtype: Any) -> Any:
@@ -63,7 +65,9 @@ def _split(y: Vectors) -> tuple[Scalars, Vectors]:
     return (power * rms)[..., 0], unit / jnp.where(rms > 0, rms, 1)
 
 
-def _scalars(row: str, eps: float, radius: Scalars, width: int) -> tuple[Scalars, Scalars, Scalars]:
+def _scalars(
+    row: str, eps: float, radius: Scalars, width: int, detached: bool = False
+) -> tuple[Scalars, Scalars, Scalars]:
     """A, κ, 1 − κ at the point; ε/m^degree and r/m are at most 1, so no power leaves the dtype's range.
 
     A has the dimension 1/length and κ none, hence A(r, ε) = A(r/m, ε/m^degree)/m for m = max(r, ε^(1/degree)).
@@ -72,7 +76,7 @@ def _scalars(row: str, eps: float, radius: Scalars, width: int) -> tuple[Scalars
     length = jnp.asarray(eps ** (1 / degree) if degree else 0.0, radius.dtype)
     m = jnp.maximum(radius, length)
     m = jnp.where(m > 0, m, 1)
-    scale, removed, kept = _coefficients(row)(radius / m, (length / m) ** degree, width)
+    scale, removed, kept = _coefficients(row, detached)(radius / m, (length / m) ** degree, width)
     exists = (radius > 0) | (length > 0)
     cast = functools.partial(jnp.asarray, dtype=radius.dtype)
     return tuple(jnp.where(exists, cast(value), 0) for value in (scale / m, removed, kept))  # type: ignore[return-value]
@@ -142,24 +146,24 @@ class NormJacobian:
             return self.push(jnp.broadcast_to(eye, (*self.scale.shape, d, d)))
 
 
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _normalise(row: str, eps: float, x: Vectors) -> Vectors:
+@functools.partial(jax.custom_jvp, nondiff_argnums=(0, 1, 2))
+def _normalise(row: str, eps: float, detached: bool, x: Vectors) -> Vectors:
     """``A · Px``; differentiated by the derived Jacobian, so never NaN at ``y = 0``."""
-    return _at(row, eps, x)[0]
+    return _at(row, eps, detached, x)[0]
 
 
 @_normalise.defjvp
-def _normalise_jvp(row: str, eps: float, primals: tuple, tangents: tuple) -> tuple[Vectors, Vectors]:
+def _normalise_jvp(row: str, eps: float, detached: bool, primals: tuple, tangents: tuple) -> tuple[Vectors, Vectors]:
     (x,), (v,) = primals, tangents
-    value, jacobian = _at(row, eps, x)
+    value, jacobian = _at(row, eps, detached, x)
     return value, jacobian.scale[..., None] * jacobian.tangent(v)
 
 
-def _at(row: str, eps: float, x: Vectors) -> tuple[Vectors, NormJacobian]:
+def _at(row: str, eps: float, detached: bool, x: Vectors) -> tuple[Vectors, NormJacobian]:
     """Value and Jacobian of the unit-gain norm."""
     centred = symbolic.norm_formula(row).centred
     radius, direction = _split(_centre(x) if centred else x)
-    scale, removed, kept = _scalars(row, eps, radius, x.shape[-1])
+    scale, removed, kept = _scalars(row, eps, radius, x.shape[-1], detached)
     jacobian = NormJacobian(
         jnp.ones_like(x[(0,) * (x.ndim - 1)]), direction, scale, removed, kept, radius == 0, centred
     )
@@ -179,12 +183,15 @@ class Norm:
         Its name in `NORMS`.
     eps : float
         ε, inside the root or outside as the row says.
+    detached : bool
+        Whether derivatives hold rms(y) constant (`gradflow.symbolic.norms.detached`); the value is the same.
     """
 
     gain: Vectors
     bias: Vectors
     row: str = field(metadata={"static": True})
     eps: float = field(metadata={"static": True})
+    detached: bool = field(default=False, metadata={"static": True})
 
     def __call__(self, x: Vectors) -> Vectors:
         """Normalise the last axis; statistics are at least float32, the result has ``x``'s dtype."""
@@ -192,7 +199,7 @@ class Norm:
         with precision.scope(x.dtype):
             wide = x.astype(_wide(x.dtype))
             gain, bias = (p.astype(wide.dtype) for p in (self.gain, self.bias))
-            return (_normalise(self.row, self.eps, wide) * gain + bias).astype(x.dtype)
+            return (_normalise(self.row, self.eps, self.detached, wide) * gain + bias).astype(x.dtype)
 
     def jacobian(self, x: Vectors) -> NormJacobian:
         """Return the exact Jacobian at a vector, equivalent to ``jax.jacfwd(norm)(x)``, or at a batch of them.
@@ -211,7 +218,8 @@ class Norm:
             raise ValueError(f"x: needs vectors of {self.gain.size} entries along the last axis, got shape {x.shape}")
         with precision.scope(x.dtype):
             wide = x.astype(_wide(x.dtype))
-            value, unit = _normalise(self.row, self.eps, wide), _at(self.row, self.eps, wide)[1]  # compiled: one pass
+            of = (self.row, self.eps, self.detached, wide)
+            value, unit = _normalise(*of), _at(*of)[1]  # compiled: one pass
             gain, bias = (p.astype(wide.dtype) for p in (self.gain, self.bias))
             return (value * gain + bias).astype(x.dtype), replace(unit, gain=gain)
 

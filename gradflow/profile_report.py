@@ -33,6 +33,8 @@ def heading(p: Profile) -> Text:
             *(f"{s['depth']} blocks", f"d = {s['d']}", f"tokens = {s['tokens']}", *memory(s), s["init"]),
             "final norm" if s["final_norm"] else "no final norm",
         ]
+    if s.get("detached"):
+        parts.append("detached norms: σ held constant in every Jacobian")
     if s.get("batch"):
         parts.append(f"batch of {s['batch']}")
     elif s["seeds"] > 1:

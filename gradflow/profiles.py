@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from gradflow import chains, checks, cotangents, devices, precision, probes, stream_flow
+from gradflow import chains, checks, cotangents, detaching, devices, precision, probes, stream_flow
 from gradflow.factors import Profile
 from gradflow.flow import Rows, flow
 from gradflow.norms import AnyNorm
@@ -34,6 +34,7 @@ def profile(
     probes: int = 1,
     weight_grad: bool = False,
     memory: str = "full",
+    detached: bool = False,
 ) -> Profile:
     """Follow the gradient back through a network and say where it is lost, where gained, and by which factor.
 
@@ -60,6 +61,10 @@ def profile(
         Also ‖dLoss/dW‖ of each sub-layer, by Gram products where these are cheaper than the gradient itself.
     memory : {"full", "low"}
         ``"low"`` keeps the stream only and computes each sub-layer again on the way back.
+    detached : bool
+        Hold the statistics of all norms constant in every Jacobian, as `jax.lax.stop_gradient` on them would: LayerNorm is
+        then linear, u ↦ γ ⊙ (u − mean)/σ + b, and its projection takes the mean alone. This is no gradient of the network; it
+        is the convention of relevance propagation through norms (2202.07304, 2402.05602).
 
     Returns
     -------
@@ -76,7 +81,11 @@ def profile(
     case = {"cotangent": cotangent, "key": key, "probes": number}
     if isinstance(model, Sequence) and not isinstance(model, str):
         chains.carries_its_own(
-            weights=weights is None, mask=mask is None, seeds=seeds == 1, weight_grad=not weight_grad
+            weights=weights is None,
+            mask=mask is None,
+            seeds=seeds == 1,
+            weight_grad=not weight_grad,
+            detached=not detached,
         )
         return _chain(chains.checked(model), x, **case)
     stack = getattr(model, "stack", model)
@@ -89,6 +98,10 @@ def profile(
     if weights is not None and seeds != 1:
         raise ValueError("seeds: given weights are one network; leave seeds out")
     checks.integer("seeds", seeds, 1)
+    if detached:
+        if isinstance(stack, StreamStack):
+            raise ValueError("detached: is read for one residual stream; leave it out for a stack of several")
+        stack, weights = detaching.detached(stack, weights)
     if mask is not None and isinstance(stack, StreamStack):
         raise ValueError("mask: a stack of several streams takes none; leave padding out of x")
     if weight_grad and (number > 1 or memory == "low" or isinstance(weights, Blocks)):
@@ -143,6 +156,7 @@ class _Case:
         what = {"init": "iid Gaussian, Var W = 1/fan_in"} if self.weights is None else {"init": "given weights"}
         settings = {
             "what": "measured",
+            "detached": False,
             **stack.settings(),
             **what,
             "tokens": states.shape[1] if real is None else [int(n) for n in real.sum(1)],

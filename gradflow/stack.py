@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, Int
 from gradflow import checks, precision
 from gradflow.branches import Branch, Params, branches_of, memory_of, powers_of, with_gains
 from gradflow.jacobian import Slots, SublayerJacobian
-from gradflow.norms import BY_NAME, AnyNorm
+from gradflow.norms import BY_NAME, AnyNorm, Norm
 from gradflow.scaling import rescale
 from gradflow.schemes import Multipliers, Scheme, scheme_of
 
@@ -138,6 +138,8 @@ class Given:
         False at padding: keys that attention must not see.
     tied : bool
         Whether every block uses the same parameters.
+    numbers : Multipliers, optional
+        In place of the scheme's own.
     """
 
     params: tuple[Params, ...]
@@ -145,10 +147,11 @@ class Given:
     last: AnyNorm | None = None
     mask: Array | None = None
     tied: bool = field(default=False, metadata={"static": True})
+    numbers: Multipliers | None = None
 
     def multipliers(self, stack: "Stack") -> Multipliers:
-        """The scheme's; those on matrices and norms are not used, as the weights are what they are."""
-        return stack.multipliers()
+        """Those given, or the scheme's; those on matrices and norms are not used, as the weights are what they are."""
+        return stack.multipliers() if self.numbers is None else self.numbers
 
     def along_depth(self, stack: "Stack") -> Any:
         """Parameters and norms; scanned over rather than indexed, so that a backward pass stacks no copy of them."""
@@ -211,6 +214,8 @@ class Stack:
         Whether a norm follows the last sub-layer.
     dtype : str
         ``"float64"`` or ``"float32"``.
+    detached : bool
+        Whether the unit-gain norms that fill slots are detached (`gradflow.norms.Norm`); `gradflow.detaching` does all.
     """
 
     scheme: Scheme
@@ -221,6 +226,7 @@ class Stack:
     eps: float = 1e-5
     final_norm: bool = False
     dtype: str = "float64"
+    detached: bool = False
 
     @classmethod
     def make(cls, scheme: str | Scheme, block: Any, depth: int, d: int, **options: Any) -> "Stack":
@@ -261,7 +267,10 @@ class Stack:
     @property
     def layer(self) -> AnyNorm | None:
         """The unit-gain norm layer that fills a slot; ``None`` for the norm ``"none"``."""
-        return None if self.norm == "none" else BY_NAME[self.norm].init(self.d, self.eps, self.dtype)
+        if self.norm == "none":
+            return None
+        layer = BY_NAME[self.norm].init(self.d, self.eps, self.dtype)
+        return replace(layer, detached=True) if self.detached and isinstance(layer, Norm) else layer
 
     @property
     def slots(self) -> tuple[Slots, ...]:
@@ -294,6 +303,7 @@ class Stack:
             **memory_of(self.block),
             "norm": self.norm,
             "eps": self.eps,
+            **({"detached": True} if self.detached else {}),
             "final_norm": self.final_norm,
             "depth": self.depth,
             "d": self.d,

@@ -123,6 +123,18 @@ def centred_sum() -> Expr:
     return contract(total(centred_entry(i), i))
 
 
+def detached(formula: NormFormula) -> tuple[Expr, Expr]:
+    """Return (scale, removed) of the Jacobian with the length r held constant, as ``stop_gradient`` holds it: nothing is removed.
+
+    N is then linear, y ↦ γ ⊙ y·g(r) + b, of which centring is a part. So are norms "detached" or "frozen" where a gradient is
+    to be read as a sum over paths: LayerNorm in relevance propagation (Ali et al. 2022, 2202.07304; AttnLRP: Achtibat et al.
+    2024, 2402.05602).
+    """
+    held = gamma[i] * formula.stream[i] * formula.scale + bias[i]
+    entry = contract(total(partial(held, formula.stream[l]) * centring_jacobian(formula.centred), l))
+    return _read_off(entry.xreplace({gamma[i]: sp.Integer(1)}), formula.stream, formula.centred)
+
+
 def in_length(expr: Expr, stream: IndexedBase) -> Expr:
     """Return ``expr`` with Σ stream_k² written as d·r²."""
     return gather(expr, {total(stream[k] ** 2, k): d * r**2})
