@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,12 +11,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradflow import checks, precision, profiles
+from gradflow import block_spectra, checks, precision, profiles
+from gradflow.apart import Apart, Streams
+from gradflow.architectures import Architecture
+from gradflow.block_spectra import BlockSpectra
 from gradflow.checkpoints import Checkpoint, Parity, against, gate, load, losses, tokens
 from gradflow.checkpoints.families import plan_of
 from gradflow.checkpoints.folder import read
 from gradflow.checkpoints.loading import checked, has_head
+from gradflow.contradictions import architecture_of, contradictions
 from gradflow.factors import FACTORS, Profile, plain
+from gradflow.growth import Growth
+from gradflow.lint_constants import Finding
+from gradflow.sinks import APART, Sink
+from gradflow.stack import Trajectory
 
 SCHEMA, VERSION = "gradflow.audit", 1
 COTANGENTS = ("gaussian", "pooled", "mlm", "next-token")
@@ -51,6 +59,16 @@ class Audit:
         Token ids of each text, masked where the cotangent is ``"mlm"``.
     settings : mapping
         Text, cotangent, probes, key, and what the network is.
+    growth : Growth, optional
+        How the stream grows, and each update's share of the last one.
+    sinks : tuple of Sink
+        Tokens whose stream stands out, and each text's first.
+    apart : Apart, optional
+        The figures without these tokens, where they are set apart.
+    spectra : BlockSpectra, optional
+        The largest singular values of every block and of the whole stack, where asked for.
+    architecture : Architecture, optional
+        As ``gradflow check`` sees it, where it can be mapped.
     """
 
     path: Path
@@ -59,6 +77,21 @@ class Audit:
     profile: Profile
     ids: tuple[tuple[int, ...], ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    growth: Growth | None = None
+    sinks: tuple[Sink, ...] = ()
+    apart: Apart | None = None
+    spectra: BlockSpectra | None = None
+    architecture: Architecture | None = None
+
+    @property
+    def parts(self) -> dict[str, Growth | Apart | BlockSpectra | None]:
+        """What there is beside the profile, by name."""
+        return {"growth": self.growth, "apart": self.apart, "spectra": self.spectra}
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What contradicts what in the architecture, as ``gradflow check`` says it."""
+        return () if self.architecture is None else contradictions(self.architecture)
 
     @property
     def worst(self) -> Worst:
@@ -102,6 +135,9 @@ class Audit:
             "worst": self.worst._asdict(),
             "verdict": self.verdict,
             "profile": self.profile.to_dict(),
+            "sinks": [sink._asdict() for sink in self.sinks],
+            **{name: part and part.to_dict() for name, part in self.parts.items()},
+            "findings": [finding._asdict() for finding in self.findings],
         }
 
     def save(self, path: str | Path) -> None:
@@ -111,10 +147,10 @@ class Audit:
         baselines.save(self, path)
 
     def plot(self, path: str | None = None) -> Any:
-        """Draw the four cumulative gains and the factors; returns the figure, and writes it where ``path`` is given."""
-        from gradflow import plots
+        """Draw the gains, factors, stream and spectra; returns the figure, and writes it where ``path`` is given."""
+        from gradflow import audit_plots, plots
 
-        return plots.save(plots.audit(self.profile, C), path)
+        return plots.save(plots.audit(self.profile, C, audit_plots.panels(self)), path)
 
     def __str__(self) -> str:
         from gradflow import audit_report, report
@@ -139,6 +175,9 @@ def audit(
     key: int = 0,
     reference: str | Path | None = None,
     memory: float | None = None,
+    apart: str | None = "auto",
+    spectrum: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Audit:
     """Follow the gradient back through a trained transformer and name the sub-layer and the factor that lose it.
 
@@ -169,6 +208,14 @@ def audit(
         An ``.npz`` of outputs of these very weights, recorded elsewhere (`gradflow.checkpoints.against`).
     memory : float, optional
         The most that it may take, in GiB; by default nine tenths of what is free.
+    apart : {"auto", "first", "sinks"} or None
+        Tokens without which every figure is given a second time: the first of each text; the first and all whose stream's rms is
+        above `gradflow.sinks.RATIO` times the median token's at as many depths as a block has sub-layers; by default these
+        where there are any such, else none.
+    spectrum : int, optional
+        How many of the largest singular values of each block's Jacobian, and of the whole stack's, to find.
+    progress : callable, optional
+        Is told how many of all spectra are done.
 
     Returns
     -------
@@ -186,9 +233,15 @@ def audit(
         checks.one_of("cotangent", cotangent, COTANGENTS)
     checks.integer("probes", probes, 1)
     checks.key(key)
+    if apart is not None:
+        checks.one_of("apart", apart, APART)
+    if spectrum is not None:
+        checks.integer("spectrum", spectrum, 1)
     rows, cotangent = _readable(path, texts, given, cotangent, probes)
     checked(path, memory, (len(rows), max(row.size for row in rows)))
     checkpoint = load(path, memory=memory)
+    if spectrum is not None:
+        block_spectra.fits(spectrum, min(row.size for row in rows) * checkpoint.plan.d)
     parity = _gate(checkpoint.plan.fixture)
     if reference is not None:
         parity = against(checkpoint, reference)
@@ -196,9 +249,11 @@ def audit(
     if cotangent == "mlm":
         run, places = zip(*(losses.masked(checkpoint, row, key, n) for n, row in enumerate(rows)), strict=True)
     states, real = _batch(checkpoint, run)
+    way, outs = _run(checkpoint, states, real)
+    streams = Streams.of(checkpoint, way, real, run, apart)
+    del way
     sent, values = None, None
     if cotangent != "gaussian":
-        outs = _outputs(checkpoint, states, real)
         if cotangent == "pooled":
             sent = np.stack([losses.pooled_gradient(out, seen, key) for out, seen in zip(outs, real, strict=True)])
         else:
@@ -206,7 +261,12 @@ def audit(
             labels = [row[where + (not places)] for row, where in zip(rows, at, strict=True)]
             values, sent = losses.at_places(checkpoint, outs, at, labels)
     mask = None if real.all() else real
-    profile = profiles.profile(checkpoint, states, sent, mask=mask, key=key, probes=probes)
+    options: dict[str, Any] = {"mask": mask, "key": key, "probes": probes}
+    profile = profiles.profile(checkpoint, states, sent, **options)
+    besides = streams.apart(checkpoint, states, sent, **options)
+    found = None
+    if spectrum is not None:
+        found = block_spectra.of(checkpoint, states, real, spectrum, key, progress)
     settings = {
         **profile.settings,
         "model": checkpoint.path.resolve().name,
@@ -221,7 +281,8 @@ def audit(
     }
     profile = dataclasses.replace(profile, settings={**profile.settings, "cotangent": cotangent})
     held = tuple(tuple(row.tolist()) for row in run)
-    return Audit(Path(path), checkpoint.family, parity, profile, held, settings)
+    parts = (streams.growth, streams.sinks, besides, found, architecture_of(checkpoint))
+    return Audit(Path(path), checkpoint.family, parity, profile, held, settings, *parts)
 
 
 _gate = functools.cache(gate)  # one run of the fixture vouches for the code of this process
@@ -281,12 +342,13 @@ def _batch(checkpoint: Checkpoint, ids: Sequence[np.ndarray]) -> tuple[np.ndarra
         return np.stack([np.asarray(checkpoint.embed(row)) for row in padded]), real
 
 
-def _outputs(checkpoint: Checkpoint, states: np.ndarray, real: np.ndarray) -> jax.Array:
-    """Last hidden states, (texts, tokens, d)."""
+def _run(checkpoint: Checkpoint, states: np.ndarray, real: np.ndarray) -> tuple[Trajectory, jax.Array]:
+    """The way forward of every text, and the last hidden states, (texts, tokens, d)."""
 
-    def last(x: jax.Array, seen: jax.Array) -> jax.Array:
+    def run(x: jax.Array, seen: jax.Array) -> tuple[Trajectory, jax.Array]:
         weights = dataclasses.replace(checkpoint.weights, mask=None if real.all() else seen)
-        return checkpoint.behind(checkpoint.stack.trace(weights, x, None, False).out, weights)
+        way = checkpoint.stack.trace(weights, x)
+        return way, checkpoint.behind(way.out, weights)
 
     with precision.scope("float64"):
-        return jax.vmap(last)(jnp.asarray(states), jnp.asarray(real))
+        return jax.vmap(run)(jnp.asarray(states), jnp.asarray(real))
