@@ -200,7 +200,7 @@ def _own(file: str, held: Mapping[str, Any]) -> Architecture:
     return Architecture(file=file, **found)
 
 
-def _hugging_face(file: str, config: Mapping[str, Any]) -> Architecture:
+def of_config(file: str, config: Mapping[str, Any]) -> Architecture:
     """A model's config.json; what the model's class fixes is in `LAYOUTS`."""
     where = f"architecture: {file!r}"
     stated = _scalar(f"{where}, 'model_type'", config["model_type"])
@@ -296,7 +296,7 @@ def read(path: str | Path) -> Architecture:
         out of range; one line with the file and the key.
     """
     held = _held(path)
-    found = (_hugging_face if "model_type" in held and "scheme" not in held else _own)(str(path), held)
+    found = (of_config if "model_type" in held and "scheme" not in held else _own)(str(path), held)
     if found.sublayers > DEEPEST:
         raise ValueError(f"architecture: {str(path)!r}, 'depth': needs at most {DEEPEST:,} sub-layers in all")
     return found

@@ -7,11 +7,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from gradflow import audit_tables
 from gradflow.audits import Audit, C
 from gradflow.baselines import Check
 from gradflow.factors import ENDS, Profile
 from gradflow.parallel import BETWEEN
-from gradflow.report import ROWS_SHOWN, grid, number
+from gradflow.report import grid, number
 from gradflow.verdicts import NOTHING, does, per_layer
 
 MOVES_SHOWN = 24
@@ -27,8 +28,14 @@ _NOTE = (
 
 def audit(a: Audit) -> Group:
     """One screen: what was run, the gains end to end, the factors of every sub-layer, the verdict."""
-    factors = _factors(a.profile, _norm_out(a))
-    return Group(heading(a), "", _gains(a), factors, _note(a), "", Text(f"Verdict: {a.verdict}"))
+    parts: list[Any] = [heading(a), "", _gains(a), _factors(a.profile, _norm_out(a)), _note(a)]
+    if a.apart is not None:
+        parts += ["", audit_tables.sinks(a), audit_tables.others(a)]
+    if a.growth is not None:
+        parts += [*([""] if a.apart is None else []), audit_tables.growth(a)]
+    if a.spectra is not None:
+        parts += [audit_tables.spectra(a)]
+    return Group(*parts, *audit_tables.findings(a), "", Text(f"Verdict: {a.verdict}"))
 
 
 def heading(a: Audit) -> Text:
@@ -70,6 +77,8 @@ def _gains(a: Audit) -> Table:
     ends = [end(p, name) for name in names] + [a.closed_form]
     table.add_row("end to end", *map(number, ends))
     table.add_row("per sub-layer", *(number(gain ** (1 / a.sublayers)) for gain in ends))
+    if a.apart is not None:
+        table.add_row("end to end, other tokens", *(number(end(a.apart.profile, name)) for name in names), "")
     return table
 
 
@@ -104,8 +113,7 @@ def _factors(p: Profile, on_identity: bool) -> Table:
         **({"trunk": mean("trunk")} if on_identity else {}),  # else it is the final norm's net everywhere
     }
     table = grid("Factors per sub-layer, input to output", ("", *columns))
-    n, half = len(p.labels), ROWS_SHOWN // 2
-    for i in range(n) if n <= ROWS_SHOWN + 1 else [*range(half), -1, *range(n - half, n)]:
+    for i in audit_tables.shown(len(p.labels)):
         if i < 0:
             table.add_row("⋮")
             continue
@@ -139,6 +147,8 @@ def verdict(a: Audit) -> str:
         _norms(a),
         _branch(per_layer(p, "branch") ** (len(p.labels) / S)),
         _premise(a),
+        *audit_tables.stands_out(a),
+        *audit_tables.grows(a),
     ]
     return "; ".join(parts) + "."
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,14 +11,22 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradflow import checks, precision, profiles
+from gradflow import block_spectra, checks, precision, profiles
+from gradflow.apart import Apart, Streams
+from gradflow.architectures import Architecture
 from gradflow.attribution import Share, responsible
+from gradflow.block_spectra import BlockSpectra
 from gradflow.checkpoints import Checkpoint, Parity, against, gate, load, losses, tokens
 from gradflow.checkpoints.families import plan_of
 from gradflow.checkpoints.folder import read
 from gradflow.checkpoints.loading import checked, has_head
 from gradflow.checkpoints.memory import Run
+from gradflow.contradictions import architecture_of, contradictions
 from gradflow.factors import FACTORS, Profile, plain
+from gradflow.growth import Growth
+from gradflow.lint_constants import Finding
+from gradflow.sinks import APART, Sink
+from gradflow.stack import Trajectory
 from gradflow.streamed import Blocks, Progress
 
 SCHEMA, VERSION = "gradflow.audit", 1
@@ -63,6 +71,16 @@ class Audit:
         Token ids of each text, masked where the cotangent is ``"mlm"``.
     settings : mapping
         Text, cotangent, probes, key, and what the network is.
+    growth : Growth, optional
+        How the stream grows, and each update's share of the last one.
+    sinks : tuple of Sink
+        Tokens whose stream stands out, and each text's first.
+    apart : Apart, optional
+        The figures without these tokens, where they are set apart.
+    spectra : BlockSpectra, optional
+        The largest singular values of every block and of the whole stack, where asked for.
+    architecture : Architecture, optional
+        As ``gradflow check`` sees it, where it can be mapped.
     """
 
     path: Path
@@ -71,6 +89,21 @@ class Audit:
     profile: Profile
     ids: tuple[tuple[int, ...], ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    growth: Growth | None = None
+    sinks: tuple[Sink, ...] = ()
+    apart: Apart | None = None
+    spectra: BlockSpectra | None = None
+    architecture: Architecture | None = None
+
+    @property
+    def parts(self) -> dict[str, Growth | Apart | BlockSpectra | None]:
+        """What there is beside the profile, by name."""
+        return {"growth": self.growth, "apart": self.apart, "spectra": self.spectra}
+
+    @property
+    def findings(self) -> tuple[Finding, ...]:
+        """What contradicts what in the architecture, as ``gradflow check`` says it."""
+        return () if self.architecture is None else contradictions(self.architecture)
 
     @property
     def worst(self) -> Worst:
@@ -115,6 +148,9 @@ class Audit:
             "worst": self.worst._asdict(),
             "verdict": self.verdict,
             "profile": self.profile.to_dict(),
+            "sinks": [sink._asdict() for sink in self.sinks],
+            **{name: part and part.to_dict() for name, part in self.parts.items()},
+            "findings": [finding._asdict() for finding in self.findings],
         }
 
     def save(self, path: str | Path) -> None:
@@ -124,10 +160,10 @@ class Audit:
         baselines.save(self, path)
 
     def plot(self, path: str | None = None) -> Any:
-        """Draw the four cumulative gains and the factors; returns the figure, and writes it where ``path`` is given."""
-        from gradflow import plots
+        """Draw the gains, factors, stream and spectra; returns the figure, and writes it where ``path`` is given."""
+        from gradflow import audit_plots, plots
 
-        return plots.save(plots.audit(self.profile, C), path)
+        return plots.save(plots.audit(self.profile, C, audit_plots.panels(self)), path)
 
     def __str__(self) -> str:
         from gradflow import audit_report, report
@@ -153,8 +189,10 @@ def audit(
     reference: str | Path | None = None,
     memory: float | None = None,
     stream: bool | None = None,
-    progress: Progress | None = None,
     detached: bool = False,
+    apart: str | None = "auto",
+    spectrum: int | None = None,
+    progress: Progress | None = None,
 ) -> Audit:
     """Follow the gradient back through a trained transformer and name the sub-layer and the factor that lose it.
 
@@ -187,12 +225,18 @@ def audit(
         The most that it may take, in GiB; by default nine tenths of what is free.
     stream : bool, optional
         Whether weights stay in the file, to be read block by block, forward and again on the way back, which gives the same
-        figures; ``None``: where all at once need more than ``memory``.
-    progress : callable, optional
-        Called with blocks done and blocks in all, where it streams.
+        factors and gains, but neither growth nor sinks nor spectra; ``None``: where all at once need more than ``memory``.
     detached : bool
         Hold the statistics of all the stack's norms constant in every Jacobian (`gradflow.profile`); the cotangent is the true
         gradient of its scalar all the same.
+    apart : {"auto", "first", "sinks"} or None
+        Tokens without which every figure is given a second time: the first of each text; the first and all whose stream's rms is
+        above `gradflow.sinks.RATIO` times the median token's at as many depths as a block has sub-layers; by default these
+        where there are any such, else none.
+    spectrum : int, optional
+        How many of the largest singular values of each block's Jacobian, and of the whole stack's, to find.
+    progress : callable, optional
+        Called with blocks done and blocks in all where it streams, else with spectra.
 
     Returns
     -------
@@ -210,9 +254,19 @@ def audit(
         checks.one_of("cotangent", cotangent, COTANGENTS)
     checks.integer("probes", probes, 1)
     checks.key(key)
+    if apart is not None:
+        checks.one_of("apart", apart, APART)
+    if spectrum is not None:
+        checks.integer("spectrum", spectrum, 1)
     rows, cotangent = _readable(path, texts, given, cotangent, probes)
+    needed = {"apart": apart not in (None, "auto"), "spectrum": spectrum is not None, "detached": detached}
     streams = checked(path, memory, Run(len(rows), max(row.size for row in rows), probes), stream).streams
+    if streams and any(needed.values()):
+        name = next(name for name, asked in needed.items() if asked)
+        raise ValueError(f"{name}: needs all weights at once; leave it out, or take stream=False and memory enough")
     checkpoint = load(path, memory=memory, stream=streams)
+    if spectrum is not None:
+        block_spectra.fits(spectrum, min(row.size for row in rows) * checkpoint.plan.d)
     parity = _gate(checkpoint.plan.fixture)
     if reference is not None:
         parity = against(checkpoint, reference)
@@ -223,12 +277,22 @@ def audit(
     mask = None if real.all() else real
     if isinstance(checkpoint.weights, Blocks):
         weights = dataclasses.replace(checkpoint.weights, progress=progress).run(checkpoint.stack, states, mask)
-        checkpoint = dataclasses.replace(checkpoint, weights=weights)
+        checkpoint, ways = dataclasses.replace(checkpoint, weights=weights), None
+        with precision.scope("float64"):
+            outs = checkpoint.behind(jnp.asarray(weights.out))
+    else:
+        way, outs = _run(checkpoint, states, real)
+        ways = Streams.of(checkpoint, way, real, run, apart)
+        del way
     sent, values = None, None
     if cotangent != "gaussian":
-        outs = _outputs(checkpoint, states, real)
         values, sent = sent_back(checkpoint, outs, real, rows, list(places), cotangent, key)
-    profile = profiles.profile(checkpoint, states, sent, mask=mask, key=key, probes=probes, detached=detached)
+    options: dict[str, Any] = {"mask": mask, "key": key, "probes": probes, "detached": detached}
+    profile = profiles.profile(checkpoint, states, sent, **options)
+    besides = None if ways is None else ways.apart(checkpoint, states, sent, **options)
+    found = None
+    if spectrum is not None:
+        found = block_spectra.of(checkpoint, states, real, spectrum, key, progress)
     settings = {
         **profile.settings,
         "model": checkpoint.path.resolve().name,
@@ -243,7 +307,8 @@ def audit(
     }
     profile = dataclasses.replace(profile, settings={**profile.settings, "cotangent": cotangent})
     held = tuple(tuple(row.tolist()) for row in run)
-    return Audit(Path(path), checkpoint.family, parity, profile, held, settings)
+    parts = (ways and ways.growth, ways.sinks if ways else (), besides, found, architecture_of(checkpoint))
+    return Audit(Path(path), checkpoint.family, parity, profile, held, settings, *parts)
 
 
 _gate = functools.cache(gate)  # one run of the fixture vouches for the code of this process
@@ -323,15 +388,13 @@ def sent_back(
     return losses.at_places(checkpoint, outs, at, labels)
 
 
-def _outputs(checkpoint: Checkpoint, states: np.ndarray, real: np.ndarray) -> jax.Array:
-    """Last hidden states, (texts, tokens, d)."""
-    if isinstance(checkpoint.weights, Blocks):
-        with precision.scope("float64"):
-            return checkpoint.behind(jnp.asarray(checkpoint.weights.out))
+def _run(checkpoint: Checkpoint, states: np.ndarray, real: np.ndarray) -> tuple[Trajectory, jax.Array]:
+    """The way forward of every text, and the last hidden states, (texts, tokens, d)."""
 
-    def last(x: jax.Array, seen: jax.Array) -> jax.Array:
+    def run(x: jax.Array, seen: jax.Array) -> tuple[Trajectory, jax.Array]:
         weights = dataclasses.replace(checkpoint.weights, mask=None if real.all() else seen)
-        return checkpoint.behind(checkpoint.stack.trace(weights, x, None, False).out, weights)
+        way = checkpoint.stack.trace(weights, x)
+        return way, checkpoint.behind(way.out, weights)
 
     with precision.scope("float64"):
-        return jax.vmap(last)(jnp.asarray(states), jnp.asarray(real))
+        return jax.vmap(run)(jnp.asarray(states), jnp.asarray(real))

@@ -208,7 +208,7 @@ def check(baseline: str | Path, path: str | Path | None = None, band: float = BA
         raise ValueError(f"model: the baseline's {str(held.model)!r} does not exist; name the model's folder")
     source = held.model if path is None else path
     _comparable(held, source)
-    now = audits.audit(source, **held.call)
+    now = audits.audit(source, **held.call, apart=None)
     if now.profile.labels != held.labels:
         raise ValueError(f"baseline: has the sub-layers {held.labels}, the model {now.profile.labels}; save it again")
     moved = []

@@ -154,6 +154,15 @@ class Cotangent(StrEnum):
     next_token = "next-token"
 
 
+class Apart(StrEnum):
+    """Tokens without which an audit gives its figures once more."""
+
+    auto = "auto"
+    first = "first"
+    sinks = "sinks"
+    none = "none"
+
+
 def _texts(texts: list[str] | None, file: Path | None) -> list[str]:
     """Texts of the options, then those of the file, one a line."""
     lines = []
@@ -207,6 +216,13 @@ def audit(
     detached: Annotated[
         bool, typer.Option("--detached", help="Hold the norms' statistics constant in every Jacobian.")
     ] = False,
+    apart: Annotated[
+        Apart,
+        typer.Option(help="Figures once more without first tokens, or sinks too; auto: where a token stands out."),
+    ] = Apart.auto,
+    spectrum: Annotated[
+        int | None, typer.Option(help="Largest singular values wanted, of each block's Jacobian and of the whole.")
+    ] = None,
     save: Annotated[Path | None, typer.Option(help="Write a baseline for 'gradflow check': FILE.json.")] = None,
     as_json: Json = False,
     plot: Plot = None,
@@ -228,7 +244,8 @@ def audit(
     with shell.progress("auditing") as progress:
         sent = None if cotangent is None else cotangent.value
         options = {"cotangent": sent, "probes": probes, "key": key, "reference": reference, "memory": memory}
-        options |= {"detached": detached, "stream": stream, "progress": progress}
+        options |= {"apart": None if apart is Apart.none else apart.value, "spectrum": spectrum, "progress": progress}
+        options |= {"detached": detached, "stream": stream}
         result = audits.audit(path, texts, ids=rows, **options)
     if save is not None:
         result.save(save)

@@ -20,7 +20,7 @@ from gradflow.stack import Stack, Trajectory, Weights
 Cotangents = Float[Array, "probes tokens d"]
 Rows = dict[str, Any]  # figures by name: Array
 ON_BRANCH = ("affine", "projection", "norm")  # what a norm inside the branch notes
-Real = Bool[Array, " tokens"] | None  # False at padding, which no forward figure may count
+Real = Bool[Array, " tokens"] | None  # False at padding, or another token, that no figure may count
 
 
 class Passage(NamedTuple):
@@ -41,10 +41,13 @@ def ratio(numerator: Array, denominator: Array) -> Array:
     return jnp.where(denominator > 0, numerator / jnp.where(denominator > 0, denominator, 1), 0)
 
 
-def through(jacobian: AnyJacobian | None, g: Float[Array, "k *cotangent"]) -> Passage:
-    """Carry k cotangents back through a norm in the order affine, projection, 1/t; an empty slot costs nothing."""
+def through(jacobian: AnyJacobian | None, g: Float[Array, "k *cotangent"], real: Real = None) -> Passage:
+    """Carry k cotangents back through a norm in the order affine, projection, 1/t; an empty slot costs nothing.
+
+    Every token goes through; ``real`` says which of them the sizes and factors are of.
+    """
     if jacobian is None:
-        size = frobenius(g, 1)
+        size = frobenius(kept(g, real)[0], 1)
         one, zero = jnp.ones_like(size), jnp.zeros_like(size)
         return Passage(g, size, size, one, one, one, zero, zero)
     gain, largest = scaled(jacobian.gain)
@@ -60,7 +63,8 @@ def through(jacobian: AnyJacobian | None, g: Float[Array, "k *cotangent"]) -> Pa
     else:
         lengths.append(jnp.sqrt(jnp.sum((tangent * stretch) ** 2, -1)))
     lengths += [jnp.sum(v, -1) / width for v in (h * jacobian.direction, h)]
-    arrived, affine, projected, left, along, mean = frobenius(jnp.stack(lengths) * power[..., 0], 2)
+    found = jnp.stack(lengths) * power[..., 0]
+    arrived, affine, projected, left, along, mean = frobenius(found if real is None else jnp.where(real, found, 0), 2)
     return Passage(
         tangent * (stretch * power * largest),
         arrived=arrived,
@@ -122,7 +126,7 @@ def norm_row(
 
     ``radius_gain`` is 1/‖u‖ as the article has it, rms over tokens: what a gradient spread evenly over tokens would pay.
     """
-    passage = through(jacobian, jnp.stack([g, w]))  # the two at once: half the program
+    passage = through(jacobian, jnp.stack([g, w]), real)  # the two at once: half the program
     radius_gain, degenerate = jnp.ones((), g.dtype), jnp.zeros((), jnp.int32)
     if jacobian is not None:
         radius_gain = rms(jacobian.inverse_length, real)
@@ -165,12 +169,12 @@ def backward(
 ) -> tuple[Cotangents, Cotangents, Rows]:
     """Carry gradient and trunk vector back through one sub-layer; returns both, normalised, and the factors."""
     exact, trunk, row = norm_row(step.norm_out, g, w, real)
-    after_branch = through(step.norm_branch, (step.beta * exact)[None])
-    before_branch = through(step.norm_in, jax.vmap(step.branch_pullback())(after_branch.out[0])[None])
+    after_branch = through(step.norm_branch, (step.beta * exact)[None], real)
+    before_branch = through(step.norm_in, jax.vmap(step.branch_pullback())(after_branch.out[0])[None], real)
     returned = before_branch.out[0]
     back = step.alpha * exact + returned
 
-    row = sublayer_row(row, step.alpha, frobenius(back), before_branch.left[0])
+    row = sublayer_row(row, step.alpha, frobenius(kept(back, real)[0]), before_branch.left[0])
     for slot, passage in (("in", before_branch), ("out", after_branch)):
         row |= {f"branch_{slot}_{name}": getattr(passage, name)[0] for name in ON_BRANCH}
     row |= forward_figures(step.x, step.u, step.added, real)
@@ -193,13 +197,13 @@ def append(rows: Rows, row: Rows) -> Rows:
 
 
 def arriving(
-    stack: Stack, weights: Weights, out: Array, cotangents: Cotangents
+    stack: Stack, weights: Weights, out: Array, cotangents: Cotangents, real: Real
 ) -> tuple[Cotangents, Cotangents, Rows | None]:
     """Gradient and trunk vector behind the last sub-layer, normalised, and the final norm's row where there is one."""
     g = w = normalised(cotangents)
     if not stack.final_norm:
         return g, w, None
-    norm, real = weights.final(stack), weights.mask
+    norm = weights.final(stack)
     exact, trunk, row = norm_row(None if norm is None else norm.jacobian(out), g, w, real)
     return normalised(exact), normalised(trunk), bare_row(row, out, real)
 
@@ -216,26 +220,30 @@ def through_block(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def flow(stack: Stack, weights: Weights, trajectory: Trajectory, cotangents: Cotangents) -> Rows:
+def flow(stack: Stack, weights: Weights, trajectory: Trajectory, cotangents: Cotangents, counted: Real = None) -> Rows:
     """Sweep back from the output once and return every factor.
 
     Parameters
     ----------
     cotangents : (probes, tokens, d)
         dLoss/d(output); every figure is a ratio of Frobenius norms over all three axes.
+    counted : (tokens,) of bool, optional
+        Tokens that figures are over, by default all real ones. The gradient itself is that of the whole network, in which
+        the others take part.
 
     Returns
     -------
     dict of (S,) arrays, or (S + 1,) with a final norm, from input to output; ``input_gradient_cosine`` is one number
     """
     assert trajectory.x is not None, "a trajectory without record has no states to sweep back through"
-    g, w, last = arriving(stack, weights, trajectory.out, cotangents)
+    real = weights.mask if counted is None else counted
+    g, w, last = arriving(stack, weights, trajectory.out, cotangents, real)
 
     def block(part: Stack, carry: tuple[Cotangents, Cotangents], inputs: tuple) -> tuple[tuple, Rows]:
         piece, alphas, betas, xs = inputs
         layer = weights.layer(part, piece)
         steps = [stack.sublayer(layer, k, alphas[k], betas[k], xs[k]) for k in range(len(stack.block))]
-        g, w, rows = through_block(steps, *carry, weights.mask)
+        g, w, rows = through_block(steps, *carry, real)
         return (g, w), rows
 
     xs = trajectory.x.reshape(stack.depth, len(stack.block), *trajectory.x.shape[1:])

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from gradflow import verdicts
+from gradflow import audit_columns, verdicts
 from gradflow.audits import Audit, C
 from gradflow.factors import CURVES, ENDS, FACTORS, Profile, plain
 from gradflow.files import new_file, whole
@@ -100,6 +100,7 @@ def page(result: Audit | Profile, command: str | None = None, law: Profile | Non
         "band": "; the band holds 95 % of them" if len(p.net) > 1 else "",
         "gains": _gains(result, law),
         "factors": _factors(p, law),
+        "further": _further(result) if isinstance(result, Audit) else "",
         "glossary": "".join(f"<dt>{_text(_FIGURES[n][0])}</dt><dd>{_text(_FIGURES[n][1])}</dd>" for n in _present(p)),
         "version": __version__,
         "data": json.dumps(data(result, law), allow_nan=False, ensure_ascii=False).replace("<", "\\u003c"),
@@ -122,6 +123,10 @@ def data(result: Audit | Profile, law: Profile | None = None) -> dict[str, Any]:
             gains.append(_series(f"{name}, law", colour, "", getattr(law, f"log_{name}")[0]))
     if isinstance(result, Audit):
         gains.append(_series(f"(1 − {C:g})^(L − l)", _GREY, "", _estimate(p)))
+        if result.apart is not None:
+            alone = result.apart.profile
+            gains.append(_series("exact, other tokens", STYLE["exact"][0], "x", alone.log_exact.mean(0)))
+            gains.append(_series("trunk, other tokens", STYLE["trunk"][0], "x", alone.log_trunk.mean(0), shown=False))
     return {"labels": list(p.labels), "charts": {"factors": factors, "gains": gains}}
 
 
@@ -188,14 +193,24 @@ def _gains(result: Audit | Profile, law: Profile | None) -> str:
     return _table("Gain of the gradient from the output back to the input", ("", "end to end", "per sub-layer"), rows)
 
 
-def _factors(p: Profile, law: Profile | None) -> str:
+def _factors(p: Profile, law: Profile | None, caption: str = "Factors per sub-layer, input to output") -> str:
     """One row a sub-layer, every figure a column."""
     n = len(p.labels)
     columns = {_FIGURES[name][0]: p.summary(name).mean[:n] for name in _present(p)}
     if law is not None:
         columns |= {f"{name}, law": getattr(law, name)[0, :n] for name in ("net", "exact", "trunk")}
     rows = [(label, [values[i] for values in columns.values()]) for i, label in enumerate(p.labels)]
-    return _table("Factors per sub-layer, input to output", ("sub-layer", *columns), rows)
+    return _table(caption, ("sub-layer", *columns), rows)
+
+
+def _further(a: Audit) -> str:
+    """An audit's further tables, each where there is something to show, and the architecture's contradictions."""
+    parts = [_table(*each) for each in audit_columns.tables(a)]
+    if a.apart is not None:
+        caption = "Factors over the other tokens (gradient of the whole network; exchange is in 'branch')"
+        parts.insert(1, _factors(a.apart.profile, None, caption))
+    rows = "".join(f"<dt>{_text(f.level)}: {_text(f.key)}</dt><dd>{_text(f.text)}</dd>" for f in a.findings)
+    return "".join(parts) + (f"<h2>Architecture</h2><dl>{rows}</dl>" if rows else "")
 
 
 def _table(caption: str, columns: Sequence[str], rows: Iterable[tuple[str, list[Any]]]) -> str:

@@ -1,7 +1,7 @@
 """Figures, drawn without pyplot: no global state, no window, the same bytes from the same numbers."""
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import matplotlib as mpl
@@ -72,9 +72,9 @@ def save(figure: Figure, path: str | Path | None) -> Figure:
     return figure
 
 
-def _axes(width: float, height: float, columns: int = 1) -> tuple[Picture, list[Axes]]:
+def _axes(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple[Picture, list[Axes]]:
     figure = Picture(figsize=(width, height), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(1, columns)).tolist()  # type: ignore[arg-type]
+    axes = np.ravel(figure.subplots(rows, columns)).tolist()  # type: ignore[arg-type]
     for ax in axes:
         ax.spines[["top", "right"]].set_visible(False)
         ax.grid(True, which="major", alpha=0.25, linewidth=0.6)
@@ -174,9 +174,17 @@ def profile(p: Profile) -> Figure:
     return figure
 
 
-def audit(p: Profile, c: float) -> Figure:
-    """All four cumulative gains of a trained network beside (1 − c)^L, and the factors, each sub-layer by its name."""
-    figure, (left, right) = _axes(11.5, 4.6, 2)
+def audit(p: Profile, c: float, panels: Sequence[Callable[[Axes], None]] = ()) -> Figure:
+    """All four cumulative gains of a trained network beside (1 − c)^L, and the factors, each sub-layer by its name.
+
+    Further ``panels`` come below, two a row.
+    """
+    rows = 1 + -(-len(panels) // 2)
+    figure, (left, right, *more) = _axes(11.5, 4.6 + 3.6 * (rows - 1), 2, rows)
+    for ax, panel in zip(more, panels, strict=False):
+        panel(ax)
+    for ax in more[len(panels) :]:
+        ax.remove()
     S = len(p.labels)
     x = np.arange(S + 1)
     estimate = (S - x) * np.log1p(-c)

@@ -29,6 +29,7 @@ def profile(
     *,
     weights: Weights | None = None,
     mask: Any | None = None,
+    counted: Any | None = None,
     seeds: int = 1,
     key: int = 0,
     probes: int = 1,
@@ -53,6 +54,10 @@ def profile(
         `gradflow.stack.Given` or `Drawn`.
     mask : (tokens,) or (batch, tokens) of bool, optional
         False at padding: attention does not see it, no figure counts it, and the cotangent is 0 there.
+    counted : (tokens,) or (batch, tokens) of bool, optional
+        Tokens that figures are over, by default all real ones. The network and its gradient are the same: the others, set
+        apart, are still seen, and what attention exchanges with them is in the factor ``branch``. Of a `Stack` only; each
+        sub-layer is then computed again on the way back, as with ``memory="low"``.
     seeds : int
         Random networks (of `key`) to measure at the same ``x``; only without ``weights``.
     probes : int
@@ -83,6 +88,7 @@ def profile(
         chains.carries_its_own(
             weights=weights is None,
             mask=mask is None,
+            counted=counted is None,
             seeds=seeds == 1,
             weight_grad=not weight_grad,
             detached=not detached,
@@ -104,13 +110,17 @@ def profile(
         stack, weights = detaching.detached(stack, weights)
     if mask is not None and isinstance(stack, StreamStack):
         raise ValueError("mask: a stack of several streams takes none; leave padding out of x")
+    if counted is not None and (isinstance(stack, StreamStack) or weight_grad):
+        raise ValueError("counted: is of the figures of one stream; leave it, or weight_grad, out")
+    if isinstance(weights, Blocks) and (counted is not None or detached):
+        raise ValueError("weights: are streamed; counted and detached need them all at once")
     if weight_grad and (number > 1 or memory == "low" or isinstance(weights, Blocks)):
         raise ValueError("weight_grad: comes with one cotangent, memory='full' and weights that are not streamed")
     unwatched = [b.name for b in stack.block if not hasattr(b, "matrices")]
     if weight_grad and unwatched:
         raise ValueError(f"weight_grad: branch {unwatched[0]!r} does not list its matrices")
     with precision.scope(stack.dtype):
-        return _Case(stack, weights, seeds, weight_grad, memory == "low", **case).profile(x, mask)
+        return _Case(stack, weights, seeds, weight_grad, memory == "low", **case).profile(x, mask, counted)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -126,7 +136,7 @@ class _Case:
     key: int
     probes: int
 
-    def profile(self, x: Any, mask: Any) -> Profile:
+    def profile(self, x: Any, mask: Any, counted: Any) -> Profile:
         stack = self.stack
         states = checks.real_array("x:", x)
         if states.ndim not in (2, 3) or states.shape[-1] != stack.d or not states.size:
@@ -136,10 +146,15 @@ class _Case:
         if batched and self.seeds > 1:
             raise ValueError("seeds: a batch is measured on one network; give one state, or leave seeds out")
         real = real_tokens(mask, states.shape[:2])
+        among = real_tokens(counted, states.shape[:2], "counted")
+        if among is not None and real is not None and np.any(among & ~real):
+            raise ValueError("counted: has a token that the mask calls padding; leave it out")
         shape = (len(states) if batched else self.seeds, self.probes, *states.shape[1:])
         kind, sent = _cotangents(self.cotangent, shape, self.key, stack.dtype)
         if real is not None and sent is not None:
             sent = jnp.where(jnp.asarray(real)[:, None, :, None], sent, 0)
+        if among is not None and sent is not None and not np.where(among, np.any(sent, (1, 3)), False).any(1).all():
+            raise ValueError("counted: no gradient arrives at these tokens of a state; count others")
         loss = self.cotangent if kind == "loss" else None
         keys = jax.random.split(jax.random.key(self.key), shape[0])
         if batched:  # one network, many states
@@ -150,16 +165,19 @@ class _Case:
             rows = self.weights.rows(stack, start, back, None if real is None else jnp.asarray(real))
         else:
             rows = measure(
-                *(stack, self.weights, keys, start, sent, real),
-                *(loss, self.watched, self.low or self.probes > 1, batched),
+                *(stack, self.weights, keys, start, sent, real, among),
+                *(loss, self.watched, self.low or self.probes > 1 or among is not None, batched),
             )
+        over = real if among is None else among
+        apart = {} if among is None else {"set_apart": (~among if real is None else real & ~among).sum(1).tolist()}
         what = {"init": "iid Gaussian, Var W = 1/fan_in"} if self.weights is None else {"init": "given weights"}
         settings = {
             "what": "measured",
             "detached": False,
             **stack.settings(),
             **what,
-            "tokens": states.shape[1] if real is None else [int(n) for n in real.sum(1)],
+            "tokens": states.shape[1] if over is None else [int(n) for n in over.sum(1)],
+            **apart,
             "batch": len(states) if batched else None,
             "seeds": self.seeds,
             "key": self.key,
@@ -187,16 +205,18 @@ def labels(stack: Stack | StreamStack) -> tuple[str, ...]:
     return (*rows, "final norm") if stack.final_norm else tuple(rows)
 
 
-def real_tokens(mask: Any, shape: tuple[int, int]) -> np.ndarray | None:
+def real_tokens(mask: Any, shape: tuple[int, int], argument: str = "mask") -> np.ndarray | None:
     """A mask as (batch, tokens) of bool."""
     if mask is None:
         return None
     array = np.asarray(mask)
     if array.dtype != bool or array.shape not in (shape, shape[1:]):
-        raise ValueError(f"mask: needs booleans of shape {shape} or {shape[1:]}, got {array.dtype} of {array.shape}")
+        raise ValueError(
+            f"{argument}: needs booleans of shape {shape} or {shape[1:]}, got {array.dtype} of {array.shape}"
+        )
     array = np.broadcast_to(array, shape)
     if not array.any(axis=1).all():
-        raise ValueError("mask: leaves a state without any token")
+        raise ValueError(f"{argument}: leaves a state without any token")
     return array
 
 
@@ -222,7 +242,7 @@ def gradient_of(loss: Loss, out: Array) -> Array:
     return jax.grad(loss)(out)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 6, 7, 8, 9))
+@functools.partial(jax.jit, static_argnums=(0, 7, 8, 9, 10))
 def measure(
     stack: Stack | StreamStack,
     weights: Weights | None,
@@ -230,6 +250,7 @@ def measure(
     states: Float[Array, "n tokens d"],
     sent: Float[Array, "n probes tokens d"] | None,
     real: Array | None,
+    counted: Array | None,
     loss: Loss | None,
     watched: bool,
     low: bool,
@@ -237,7 +258,7 @@ def measure(
 ) -> Rows:
     """Rows of every state or network, stacked."""
 
-    def one(key: Array, x: Array, sent: Array | None, real: Array | None) -> Rows:
+    def one(key: Array, x: Array, sent: Array | None, real: Array | None, counted: Array | None) -> Rows:
         found = Drawn(key) if weights is None else weights
         found = found if real is None else dataclasses.replace(found, mask=real)  # type: ignore[type-var]
         if isinstance(stack, StreamStack):
@@ -249,12 +270,12 @@ def measure(
         trajectory = stack.trace(found, x)
         last = found.final(stack) if stack.final_norm else None
         out = trajectory.out if last is None else last(trajectory.out)
-        return flow(stack, found, trajectory, sent if loss is None else gradient_of(loss, out)[None])
+        return flow(stack, found, trajectory, sent if loss is None else gradient_of(loss, out)[None], counted)
 
     if batched:
-        return jax.vmap(one)(keys, states, sent, real)
-    x, real = states[0], None if real is None else real[0]
-    return devices.over(lambda key, sent: one(key, x, sent, real), keys, sent)
+        return jax.vmap(one)(keys, states, sent, real, counted)
+    x, real, counted = states[0], None if real is None else real[0], None if counted is None else counted[0]
+    return devices.over(lambda key, sent: one(key, x, sent, real, counted), keys, sent)
 
 
 def _chain(items: tuple[chains.Item, ...], x: Any, cotangent: Any, key: int, probes: int) -> Profile:

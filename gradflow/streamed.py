@@ -175,4 +175,4 @@ def _back(
 @functools.partial(jax.jit, static_argnums=0)
 def _arriving(stack: Stack, last: AnyNorm | None, out: Array, sent: Array, real: Array | None) -> tuple:
     """`gradflow.flow.arriving`, state by state."""
-    return jax.lax.map(lambda row: arriving(stack, Given((), last=last, mask=row[2]), *row[:2]), (out, sent, real))
+    return jax.lax.map(lambda row: arriving(stack, Given((), last=last), *row), (out, sent, real))

@@ -123,7 +123,7 @@ def test_without_a_script_the_tables_say_it(audit):
     estimate = gains["estimate (1 − 0.2)^L"]
     assert float(estimate[1][0]) == pytest.approx(0.8**6, rel=1e-14)
     assert float(estimate[2][0]) == pytest.approx(0.8, rel=1e-14)
-    head, *rows = reader.rows[6:]
+    head, *rows = reader.rows[6 : 7 + len(p.labels)]
     column = [name for _, name in head].index
     assert [row[0][1] for row in rows] == list(p.labels)
     for name in ("affine", "projection", "norm", "branch", "net", "exact", "trunk", "local", "bound"):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 import tokenizers
-from tokenizers import models, pre_tokenizers, processors
+from tokenizers import decoders, models, pre_tokenizers, processors
 
 from gradflow import checks
 from gradflow.checkpoints.gguf_header import Entry, header, library, stored
@@ -160,6 +160,7 @@ def tokenizer(metadata: Mapping[str, Any]) -> tokenizers.Tokenizer:
     made = tokenizers.Tokenizer(models.BPE({word: i for i, word in enumerate(words)}, merges))
     cuts = [pre_tokenizers.Digits(individual_digits=True)] if CUTS[cut] else []
     made.pre_tokenizer = pre_tokenizers.Sequence([*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False)])
+    made.decoder = decoders.ByteLevel()
     special = [word for word, kind in zip(words, kinds, strict=True) if kind == CONTROL]
     made.add_special_tokens([tokenizers.AddedToken(word, normalized=False, special=True) for word in special])
     around = [("bos", "eos").index(end) for end in ("bos", "eos") if own.get(f"add_{end}_token", False)]

@@ -58,15 +58,32 @@ def encode(folder: Path, text: str) -> np.ndarray:
     return np.array(found.ids, np.int64)
 
 
+def pieces(folder: Path, ids: Any) -> list[str] | None:
+    """The tokenizer's word for each id; ``None`` where the folder has no tokenizer that can be read."""
+    used = _used(folder)
+    if used is None:
+        return None
+    try:
+        stat = used.stat()
+        made = _made(used, stat.st_mtime_ns, stat.st_size, **_switches_of(used))
+        return [made.decode([int(i)], skip_special_tokens=False) for i in ids]
+    except Exception:  # the library raises bare Exception; who gives ids needs no tokenizer
+        return None
+
+
+def _used(folder: Path) -> Path | None:
+    """``tokenizer.json``, else ``vocab.txt``; a GGUF file has its own."""
+    return next((f for f in (folder / "tokenizer.json", folder / "vocab.txt", folder) if f.is_file()), None)
+
+
 def _encoded(folder: Path, text: str) -> Any:
     """By ``tokenizer.json``, else by WordPiece from ``vocab.txt``; a GGUF file has its own."""
-    whole, words = folder / "tokenizer.json", folder / "vocab.txt"
-    used = next((file for file in (whole, words, folder) if file.is_file()), None)
+    used = _used(folder)
     if used is None:
         raise ValueError(
             f"checkpoint: {str(folder)!r} has neither tokenizer.json nor vocab.txt; add one, or give token ids instead"
         )
-    switches = _switches(folder / "tokenizer_config.json") if used is words else {}
+    switches = _switches_of(used)
     try:
         stat = used.stat()
         return _made(used, stat.st_mtime_ns, stat.st_size, **switches).encode(text)
@@ -75,8 +92,11 @@ def _encoded(folder: Path, text: str) -> Any:
         raise ValueError(f"checkpoint: {used.name!r} is no tokenizer ({reason}); copy or download it again") from error
 
 
-def _switches(settings: Path) -> dict[str, Any]:
-    """BERT's switches from ``tokenizer_config.json``; transformers' defaults where it is silent."""
+def _switches_of(used: Path) -> dict[str, Any]:
+    """WordPiece's switches from ``tokenizer_config.json``; transformers' defaults where it is silent."""
+    if used.name != "vocab.txt":
+        return {}
+    settings = used.with_name("tokenizer_config.json")
     stated = json_object(settings) if settings.is_file() else {}
     return {
         "lowercase": bool(stated.get("do_lower_case", True)),
