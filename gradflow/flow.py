@@ -251,4 +251,4 @@ def flow(stack: Stack, weights: Weights, trajectory: Trajectory, cotangents: Cot
     (g, _), rows = stack.over_depth(block, (g, w), inputs, reverse=True)
     rows = {name: leaf.reshape(stack.sublayers) for name, leaf in rows.items()}
     rows = rows if last is None else append(rows, last)
-    return rows | {"input_gradient_cosine": token_cosine(g, weights.mask)}
+    return rows | {"input_gradient_cosine": token_cosine(g, real)}

@@ -104,6 +104,8 @@ def profile(
     if weights is not None and seeds != 1:
         raise ValueError("seeds: given weights are one network; leave seeds out")
     checks.integer("seeds", seeds, 1)
+    if isinstance(weights, Blocks) and (counted is not None or detached):
+        raise ValueError("weights: are streamed; counted and detached need them all at once")
     if detached:
         if isinstance(stack, StreamStack):
             raise ValueError("detached: is read for one residual stream; leave it out for a stack of several")
@@ -112,8 +114,6 @@ def profile(
         raise ValueError("mask: a stack of several streams takes none; leave padding out of x")
     if counted is not None and (isinstance(stack, StreamStack) or weight_grad):
         raise ValueError("counted: is of the figures of one stream; leave it, or weight_grad, out")
-    if isinstance(weights, Blocks) and (counted is not None or detached):
-        raise ValueError("weights: are streamed; counted and detached need them all at once")
     if weight_grad and (number > 1 or memory == "low" or isinstance(weights, Blocks)):
         raise ValueError("weight_grad: comes with one cotangent, memory='full' and weights that are not streamed")
     unwatched = [b.name for b in stack.block if not hasattr(b, "matrices")]
