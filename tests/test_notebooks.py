@@ -96,6 +96,31 @@ def test_notebook_runs_at_a_reduced_size(name, tmp_path):
     assert "· 4 steps ·" in str(reduced)
 
 
+def test_two_networks_has_the_stream_and_loss_that_transformers_recorded():
+    shown = checks(nbformat.read(ROOT / "examples" / "two_networks.ipynb", as_version=4)).values()
+    found = {key: value for cell in shown for key, value in cell.items()}
+    recorded = dict(np.load(ROOT / "tests" / "fixtures" / "smollm2.npz"))
+    size = recorded["states_rms"][:-1]  # the last is behind the final norm
+    others = np.sqrt((size[:, 1:] ** 2).mean(1))
+    big = np.flatnonzero(size[:, 0] > 100)
+    wanted = {
+        "first token above 100 behind blocks": {"first": big[0], "last": big[-1]},
+        "largest of the first token": size[:, 0].max(),
+        "largest of any other": size[:, 1:].max(),
+        "others, behind block 1": others[1],
+        "others, behind block 29": others[29],
+    }
+    assert stale(wanted, {name: found[name] for name in wanted}) == []
+    own = found["SmolLM2"]
+    assert own["loss"] == pytest.approx(float(recorded["loss"]), rel=1e-9)
+    (line,) = (
+        line
+        for line in (ROOT / "README.md").read_text().splitlines()
+        if f"{own['exact']:.4g}" in line and "end to end" in line
+    )
+    assert f"{own['trunk']:.4g}" in line  # the README's own test runs it
+
+
 def test_a_stale_number_is_found():
     stored = {"cell-01": {"gain": 0.5, "planar": {"exact": 0.8}}}
     assert stale(stored, {"cell-01": {"gain": 0.5 + 1e-8, "planar": {"exact": 0.8}}}) == []
