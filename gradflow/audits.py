@@ -341,7 +341,8 @@ def _readable(
         raise ValueError(f"probes: are Gaussian cotangents; leave it out with cotangent={cotangent!r}")
     if (cotangent == "mlm" and causal) or (cotangent == "next-token" and not causal):
         own = ("causal", "next-token") if causal else ("masked", "mlm")
-        raise ValueError(f"cotangent: {cotangent!r} is no loss of a {own[0]} language model; use {own[1]!r}")
+        use = repr(own[1]) if headed else "'gaussian' or 'pooled': this checkpoint has no head"
+        raise ValueError(f"cotangent: {cotangent!r} is no loss of a {own[0]} language model; use {use}")
     if cotangent in ("mlm", "next-token") and not headed:
         head = "a masked-language-model" if cotangent == "mlm" else "a language-model"
         raise ValueError(

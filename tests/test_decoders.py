@@ -378,6 +378,12 @@ def test_encoders_have_no_next_token_and_a_body_no_loss(tmp_path):
         lambda: gradflow.audit(FIXTURES / "bert", "A stack", cotangent="next-token"),
         "cotangent: 'next-token' is no loss of a masked language model; use 'mlm'",
     )
+    body = altered(
+        tmp_path, "bert", lambda tensors: [tensors.pop(name) for name in [*tensors] if name.startswith("cls.")]
+    )
+    refused(
+        lambda: gradflow.audit(body, "A stack", cotangent="next-token"), "use 'gaussian' or 'pooled': this checkpoint"
+    )
 
     def headless(tensors):
         for name in [name for name in tensors if name.startswith("model.") or name == "lm_head.weight"]:

@@ -151,7 +151,9 @@ def read(path: str | Path) -> Folder | Gguf:
     if is_file and given.suffix == GGUF:
         return ggufs.read(given)
     if not is_folder and not (is_file and given.suffix == ".safetensors"):
-        raise ValueError(f"checkpoint: {str(path)!r} is no folder; give the one that holds config.json and {WEIGHTS}")
+        raise ValueError(
+            f"checkpoint: {str(path)!r} is no folder; give the one that holds config.json and {WEIGHTS}, or a .gguf file"
+        )
     folder = given if is_folder else given.parent
     if not (folder / "config.json").is_file():
         files = sorted(folder.glob(f"*{GGUF}"))
