@@ -23,7 +23,7 @@ def rounded(value):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="Make the trainability map of docs/training.md again.")
     parser.add_argument("--out", type=Path, default=Path("runs"))
     parser.add_argument("--depth", default="3,6,12")
     parser.add_argument("--lr", default="3e-4,1e-3,3e-3,1e-2,3e-2,1e-1")

@@ -139,7 +139,7 @@ def _figures(program: Program, model: Model, batch: Int[Array, "sequences tokens
         for name, value in _of_branch(stack, model, grad, states.x, k, branch).items():
             rows[name].append(value)
     found = {name: jnp.stack(values, 1).reshape(-1) for name, values in rows.items()}
-    x, u, added = (jax.vmap(rms)(each) for each in (states.out[None], states.u, states.added))
+    x, u, added = (jax.vmap(rms)(each) for each in (states.out[None], states.u, states.added))  # type: ignore[arg-type]
     stream = jnp.where(_normed(stack), u, x)
     found |= {"share": added / stream, "update": _update(stack, model, x[0])}
     return found | {"stream": frobenius(move) / frobenius(states.out)}

@@ -18,6 +18,7 @@ LINES = {
     "gradient ratio": ("#CC79A7", "D"),
 }
 COLOURS = "viridis_r"
+DOTTED = {"color": "black", "lw": 3, "ls": ":", "label": "beyond the map"}
 
 
 def figure(m: TrainabilityMap) -> plots.Picture:
@@ -26,7 +27,7 @@ def figure(m: TrainabilityMap) -> plots.Picture:
     size = (2.3 * len(schemes) + 1.6, 1.0 + (0.9 + 0.42 * len(m.axis("depth"))) * len(warmups) + 0.4)
     picture = plots.Picture(figsize=size, layout="constrained")
     axes = picture.subplots(len(warmups), len(schemes), sharex=True, sharey=True, squeeze=False)
-    shades = None
+    shades: Any = None
     for row, warmup in zip(axes, warmups, strict=True):
         for ax, scheme in zip(row, schemes, strict=True):
             shades = _panel(ax, m, scheme, warmup)
@@ -72,14 +73,15 @@ def _panel(ax: Axes, m: TrainabilityMap, scheme: str, warmup: int) -> Any:
 
 
 def _boundary(ax: Axes, m: TrainabilityMap, scheme: str, warmup: int) -> None:
-    """As seen: a wall through each depth's row; where no rate was tried beyond, at the edge of the map."""
+    """As seen: a wall through each depth's row; dotted, at the edge of the map, where no rate was tried beyond."""
     edges = _edges(m.axis("lr"))
     for b in m.boundaries:
         if (b.scheme, b.warmup) != (scheme, warmup):
             continue
         x = b.rate if b.known else edges[-1] if b.low else edges[0]
         y = m.axis("depth").index(b.depth)
-        ax.plot([x, x], [y - 0.5, y + 0.5], color="black", lw=3, label="boundary as seen", solid_capstyle="butt")
+        style: dict[str, Any] = {"color": "black", "lw": 3, "label": "boundary as seen"} if b.known else DOTTED
+        ax.plot([x, x], [y - 0.5, y + 0.5], solid_capstyle="butt", **style)
 
 
 def _edges(rates: list[float]) -> np.ndarray:
