@@ -125,7 +125,7 @@ def test_a_model_is_streamed_where_all_at_once_does_not_fit(monkeypatch, shell):
     monkeypatch.setattr(memory, "free", lambda: None)
     assert [memory.choose(ways, stream, None) for stream in (None, True)] == [False, True]
     refused(lambda: memory.choose(ways, None, 0.1), "GiB in float64, streamed block by block, and may take 0.1 GiB")
-    refused(lambda: memory.choose(ways, False, between), r"all at once, .*, or stream it \(stream=True\)")
+    refused(lambda: memory.choose(ways, False, between), r"in float64, and may take .*, or stream it \(stream=True\)")
     monkeypatch.setattr(Folder, "tensor", lambda *a: pytest.fail("read a weight"))
     assert [checked(path, between, run, stream).streams for stream in (None, True)] == [True, True]
     for options, stream in (((), None), (("--stream",), True), (("--no-stream",), False)):

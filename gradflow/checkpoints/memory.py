@@ -44,14 +44,14 @@ def forecast(entries: dict[str, int], plan: Plan, layer: str, run: Run = NOTHING
 def streamed(entries: dict[str, int], plan: Plan, layer: str, run: Run = NOTHING) -> float:
     """Bytes of a run that reads block by block: one block's weights, its backward pass for one text, and every block's input.
 
-    Parameters as `forecast`'s. The vocabulary's tables stay in the file. (Measured peaks: 0.89 and 0.90 of this.)
+    Parameters as `forecast`'s. The vocabulary's tables stay in the file. (Measured peaks: 0.87 and 0.88 of this.)
     """
     blocks = sum(size for name, size in entries.items() if name.startswith(layer))
     table = plan.vocab * (plan.projected or plan.d)
     others = sum(size for name, size in entries.items() if not name.startswith(layer) and size != table)
     states = run.texts * run.tokens * plan.d * (plan.depth + 1 + 4 * run.probes)
     return BASE + 8 * (
-        3 * blocks / plan.depth + 1.5 * others + run.probes * _block(plan, run) + states + _slice(plan, run)
+        4 * blocks / plan.depth + 1.5 * others + run.probes * _block(plan, run) + states + _slice(plan, run)
     )
 
 
@@ -92,10 +92,10 @@ def choose(ways: dict[bool, float], stream: bool | None, limit: float | None) ->
     there = free() if limit is None else limit * GIB / SHARE
     streams = stream if stream is not None else there is not None and ways[False] > SHARE * there
     if there is not None and ways[streams] > SHARE * there:
-        way = "streamed block by block" if streams else "all at once"
+        way = ", streamed block by block" if streams else ""
         other = "" if streams else ", or stream it (stream=True)"
         raise ValueError(
-            f"memory: this needs about {ways[streams] / GIB:.3g} GiB in float64, {way}, and may take "
+            f"memory: this needs about {ways[streams] / GIB:.3g} GiB in float64{way}, and may take "
             f"{SHARE * there / GIB:.3g} GiB; take shorter or fewer texts, a smaller model or a larger machine, "
             f"or state another limit (memory=, in GiB){other}"
         )
