@@ -1,4 +1,4 @@
-"""The families of models that are read: one row each, encoders and causal models."""
+"""The families of models that are read: one row each, encoders, causal models, and both in one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -6,8 +6,9 @@ from typing import Any
 from gradflow.checkpoints.decoders import DECODERS
 from gradflow.checkpoints.encoders import ENCODERS
 from gradflow.checkpoints.plan import Family, Plan, plan
+from gradflow.checkpoints.t5 import ENCODER_DECODERS
 
-FAMILIES = (*ENCODERS, *DECODERS)
+FAMILIES = (*ENCODERS, *DECODERS, *ENCODER_DECODERS)
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

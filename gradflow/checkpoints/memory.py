@@ -27,7 +27,8 @@ def forecast(entries: dict[str, int], plan: Plan, layer: str, tokens: tuple[int,
     tables = sum(entries.values()) - blocks
     texts, length = tokens
     each = length * (12 * plan.d + 3 * plan.inner + 3 * plan.heads * length)
-    return BASE + 8 * (1.5 * (blocks + tables) + texts * plan.depth * each + 3 * length * plan.vocab)
+    depth = plan.depth + (plan.encoder.depth if plan.encoder else 0)
+    return BASE + 8 * (1.5 * (blocks + tables) + texts * depth * each + 3 * length * plan.vocab)
 
 
 def free(meminfo: Path = Path("/proc/meminfo")) -> float | None:
