@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradflow import checks, precision, profiles
+from gradflow import checks, encoded, precision, profiles
 from gradflow.checkpoints import Checkpoint, Parity, against, gate, load, losses, tokens
 from gradflow.checkpoints.families import plan_of
 from gradflow.checkpoints.folder import read
@@ -20,6 +20,7 @@ from gradflow.factors import FACTORS, Profile, plain
 
 SCHEMA, VERSION = "gradflow.audit", 1
 COTANGENTS = ("gaussian", "pooled", "mlm", "next-token")
+CALL = ("text", "target", "target_ids", "cotangent", "probes", "key")
 C = 0.2  # the article's loss per sub-layer
 
 
@@ -51,6 +52,9 @@ class Audit:
         Token ids of each text, masked where the cotangent is ``"mlm"``.
     settings : mapping
         Text, cotangent, probes, key, and what the network is.
+    encoder : Audit or None
+        Of an encoder–decoder, whose ``profile`` is the decoder's, the encoder's share: the same gradient from where the
+        decoder's cross-attentions hand it on. ``settings["crossing"]`` is its size there over that at the decoder's end.
     """
 
     path: Path
@@ -59,6 +63,7 @@ class Audit:
     profile: Profile
     ids: tuple[tuple[int, ...], ...]
     settings: Mapping[str, Any] = field(default_factory=dict)
+    encoder: "Audit | None" = None
 
     @property
     def worst(self) -> Worst:
@@ -90,11 +95,12 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON-ready Python; what is undefined is ``None``."""
         s = self.settings
+        beside = {} if self.encoder is None else {"encoder": self.encoder.to_dict()}
         return {
             "schema": SCHEMA,
             "version": VERSION,
             "model": {"path": self.path.as_posix(), "family": self.family, "sizes": dict(s["sizes"])},
-            "call": {name: s[name] for name in ("text", "cotangent", "probes", "key")} | {"ids": not s["text"]},
+            "call": {name: s[name] for name in CALL if name in s} | {"ids": not s["text"]},
             "ids": [list(row) for row in self.ids],
             "parity": dataclasses.asdict(self.parity),
             "settings": plain(dict(s)),
@@ -102,7 +108,7 @@ class Audit:
             "worst": self.worst._asdict(),
             "verdict": self.verdict,
             "profile": self.profile.to_dict(),
-        }
+        } | beside
 
     def save(self, path: str | Path) -> None:
         """Write `to_dict` as JSON, for ``gradflow check --baseline``; an older file is replaced whole or not at all."""
@@ -134,6 +140,8 @@ def audit(
     text: str | Sequence[str] | None = None,
     *,
     ids: Sequence[Any] | None = None,
+    target: str | Sequence[str] | None = None,
+    target_ids: Sequence[Any] | None = None,
     cotangent: str | None = None,
     probes: int = 1,
     key: int = 0,
@@ -153,16 +161,19 @@ def audit(
         Each text is a row of the profile. Several are padded to one batch; no figure counts the padding.
     ids : sequence of int, or of such sequences
         Token ids, in the place of ``text``, where the folder has no tokenizer.
+    target, target_ids : str or ids, or a sequence of such
+        What an encoder–decoder is to write for each text. Without it the decoder reads its start alone.
     cotangent : {"gaussian", "pooled", "mlm", "next-token"}
-        What is sent back from the last hidden state h; by default ``"next-token"`` for a causal model with a head, else
-        ``"gaussian"``. ``"gaussian"``: a standard Gaussian over all tokens. ``"pooled"``:
+        What is sent back from the last hidden state h; by default ``"next-token"`` for a causal model with a head, and for an
+        encoder–decoder with a target, else ``"gaussian"``. ``"gaussian"``: a standard Gaussian over all tokens. ``"pooled"``:
         the gradient of ⟨v, m/‖m‖⟩, where m is the mean of h over real tokens, so that m/‖m‖ is the sentence embedding, and
         v one standard Gaussian (d,) of ``key``, the same for all texts. ``"mlm"``: the gradient of the masked-token loss;
         15 % of a text's tokens, at least one and no special one, are masked, chosen by ``key``, and the loss is the mean
         cross-entropy of the checkpoint's own head there. The text is then run with its masks. ``"next-token"``: the gradient
-        of the mean cross-entropy of every token but the first, as a causal model's own head foretells it.
+        of the mean cross-entropy of every token but the first, and of every one of a target, as a causal model's own head
+        foretells it.
     probes : int
-        Gaussian cotangents, pooled in every ratio.
+        Gaussian cotangents, pooled in every ratio; of an encoder–decoder one.
     key : int
         What all randomness comes from.
     reference : str or Path, optional
@@ -182,74 +193,116 @@ def audit(
         If the family's fixture, or ``reference``, is not reproduced: then there is no figure.
     """
     texts, given = _texts(text, ids)
+    words, heard = ([], []) if target is None and target_ids is None else _texts(target, target_ids, "target")
     if cotangent is not None:
         checks.one_of("cotangent", cotangent, COTANGENTS)
     checks.integer("probes", probes, 1)
     checks.key(key)
-    rows, cotangent = _readable(path, texts, given, cotangent, probes)
-    checked(path, memory, (len(rows), max(row.size for row in rows)))
+    rows, targets, cotangent = _readable(path, (texts, given), (words, heard), cotangent, probes)
+    checked(path, memory, (len(rows), max(row.size for row in rows + targets)))
     checkpoint = load(path, memory=memory)
     parity = _gate(checkpoint.plan.fixture)
     if reference is not None:
         parity = against(checkpoint, reference)
-    run, places = rows, []
+    run, places, source = rows, [], None
+    if checkpoint.encoder is not None:
+        states, real = _batch(checkpoint.encoder, rows)
+        memories = _outputs(checkpoint.encoder, states, real)
+        source = encoded.Encoded(checkpoint, checkpoint.encoder, states, memories, None if real.all() else real)
+        run = [checkpoint.shifted(row) for row in targets] or [np.array([checkpoint.plan.start])] * len(rows)
     if cotangent == "mlm":
         run, places = zip(*(losses.masked(checkpoint, row, key, n) for n, row in enumerate(rows)), strict=True)
     states, real = _batch(checkpoint, run)
-    sent, values = None, None
-    if cotangent != "gaussian":
+    sent, values, outs, crossing = None, None, None, None
+    if source is not None:
+        outs, crossing = source.run(states, real)
+    elif cotangent != "gaussian":
         outs = _outputs(checkpoint, states, real)
+    if outs is not None and cotangent != "gaussian":
         if cotangent == "pooled":
             sent = np.stack([losses.pooled_gradient(out, seen, key) for out, seen in zip(outs, real, strict=True)])
         else:
-            at = list(places) or [np.arange(row.size - 1) for row in rows]
-            labels = [row[where + (not places)] for row, where in zip(rows, at, strict=True)]
+            at = list(places) or [np.arange(row.size - (source is None)) for row in targets or rows]
+            labels = targets or [row[where + (not places)] for row, where in zip(rows, at, strict=True)]
             values, sent = losses.at_places(checkpoint, outs, at, labels)
     mask = None if real.all() else real
-    profile = profiles.profile(checkpoint, states, sent, mask=mask, key=key, probes=probes)
+    made = functools.partial(_made, Path(path), parity, texts)
+    found = {
+        "cotangent": cotangent,
+        "masked": [where.tolist() for where in places] or None,
+        "loss": None if values is None else values.tolist(),
+    }
+    if source is None or crossing is None:
+        profile = profiles.profile(checkpoint, states, sent, mask=mask, key=key, probes=probes)
+        return made(checkpoint, profile, run, run, found)
+    sent = encoded.gaussian(states, real, key) if sent is None else sent
+    found |= {"target": words, "target_ids": None if words else [row.tolist() for row in targets]}
+    a = made(checkpoint, source.profile(states, sent, mask, key), run, rows, found)
+    arriving = crossing(sent)
+    ratio = np.linalg.norm(arriving, axis=(1, 2)) / np.linalg.norm(sent, axis=(1, 2))
+    beside = {"cotangent": "the decoder's", "masked": None, "loss": None, "crossing": ratio.tolist()}
+    encoder = made(source.encoder, source.encoder_profile(arriving, key), rows, rows, beside)
+    return dataclasses.replace(a, encoder=encoder)
+
+
+def _made(
+    path: Path,
+    parity: Parity,
+    texts: list[str],
+    checkpoint: Checkpoint,
+    profile: Profile,
+    run: Sequence[np.ndarray],
+    ids: Sequence[np.ndarray],
+    found: Mapping[str, Any],
+) -> Audit:
+    """An audit of what was ``run``, for what was given as ``ids``."""
     settings = {
         **profile.settings,
         "model": checkpoint.path.resolve().name,
         "family": checkpoint.family,
         "sizes": checkpoint.plan.sizes(),
         "text": texts,
-        "tokens": [row.size for row in rows],
-        "cotangent": cotangent,
-        "masked": [where.tolist() for where in places] or None,
-        "loss": None if values is None else values.tolist(),
+        "tokens": [row.size for row in run],
+        **found,
         "path": "embedding's output to last hidden state",
     }
-    profile = dataclasses.replace(profile, settings={**profile.settings, "cotangent": cotangent})
-    held = tuple(tuple(row.tolist()) for row in run)
-    return Audit(Path(path), checkpoint.family, parity, profile, held, settings)
+    profile = dataclasses.replace(profile, settings={**profile.settings, "cotangent": found["cotangent"]})
+    held = tuple(tuple(row.tolist()) for row in ids)
+    return Audit(path, checkpoint.family, parity, profile, held, settings)
 
 
 _gate = functools.cache(gate)  # one run of the fixture vouches for the code of this process
 
 
-def _texts(text: Any, ids: Any) -> tuple[list[str], list[Any]]:
+def _texts(text: Any, ids: Any, name: str = "text") -> tuple[list[str], list[Any]]:
     """Texts or rows of ids, one of them empty, as lists."""
     if ids is not None:
         if text is not None:
-            raise ValueError("ids: stand in the place of text; give one of them")
+            raise ValueError(f"ids: stand in the place of {name}; give one of them")
         rows = ids if isinstance(ids, Sequence | np.ndarray) and len(ids) else [[]]
         return [], list(rows) if isinstance(rows[0], Sequence | np.ndarray) else [rows]
     texts = [text] if isinstance(text, str) else text
     if not isinstance(texts, Sequence) or isinstance(texts, bytes) or not texts:
-        raise ValueError(f"text: needs a sentence, or a list of them, got {text!r:.60}")
+        raise ValueError(f"{name}: needs a sentence, or a list of them, got {text!r:.60}")
     return list(texts), []
 
 
+Given = tuple[list[str], list[Any]]  # texts, or rows of ids
+
+
 def _readable(
-    path: Any, texts: list[str], given: list[Any], cotangent: str | None, probes: int
-) -> tuple[list[np.ndarray], str]:
-    """Token ids of every text, and the cotangent; all that can be refused from config, header and tokenizer is, before a
-    weight is read.
+    path: Any, text: Given, target: Given, cotangent: str | None, probes: int
+) -> tuple[list[np.ndarray], list[np.ndarray], str]:
+    """Token ids of every text and target, and the cotangent; all that can be refused from config, header and tokenizer is,
+    before a weight is read.
     """
     folder = read(path)
     family, plan = plan_of(folder.config)
     causal, headed = plan.attention.causal, has_head(family, plan, folder.files)
-    cotangent = cotangent or ("next-token" if causal and headed else "gaussian")
+    targeted = any(target)
+    encoded.refuse(plan, targeted, cotangent, probes)
+    foretells = causal and headed and (plan.encoder is None or targeted)
+    cotangent = cotangent or ("next-token" if foretells else "gaussian")
     if cotangent != "gaussian" and probes != 1:
         raise ValueError(f"probes: are Gaussian cotangents; leave it out with cotangent={cotangent!r}")
     if (cotangent == "mlm" and causal) or (cotangent == "next-token" and not causal):
@@ -260,15 +313,20 @@ def _readable(
         raise ValueError(
             f"cotangent: {cotangent!r} needs {head} head, which this checkpoint lacks; use 'gaussian' or 'pooled'"
         )
-    if cotangent == "mlm" and given:
+    if cotangent == "mlm" and text[1]:
         raise ValueError("cotangent: 'mlm' chooses among a text's words; give text, not ids")
-    rows = [tokens.encode(folder.path, text) for text in texts]
-    rows += [tokens.checked(row, plan.vocab, plan.positions) for row in given]
-    for row in rows:
+    each = []
+    for texts, given in (text, target):
+        rows = [tokens.encode(folder.path, text) for text in texts]
+        each.append(rows + [tokens.checked(row, plan.vocab, plan.positions) for row in given])
+    rows, targets = each
+    for row in rows + targets:
         tokens.fits(row.size, plan.positions)
-        if cotangent == "next-token" and row.size < 2:
+        if cotangent == "next-token" and row.size < 2 and not targets:
             raise ValueError("text: has one token, and 'next-token' needs one that follows; give a longer text")
-    return rows, cotangent
+    if targets and len(targets) != len(rows):
+        raise ValueError(f"target: needs one for each of the {len(rows)} texts, got {len(targets)}")
+    return rows, targets, cotangent
 
 
 def _batch(checkpoint: Checkpoint, ids: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

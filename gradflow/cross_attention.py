@@ -107,7 +107,9 @@ class CrossAttention:
     def apply(self, params: Params, x: State) -> State:
         """``f(x)``."""
         if "memory" not in params:
-            raise ValueError("weights: hold no memory for cross-attention; Checkpoint.reading gives a decoder its encoder's")
+            raise ValueError(
+                "weights: hold no memory for cross-attention; Checkpoint.reading gives a decoder its encoder's"
+            )
         heads, memory = self.heads_of(x.shape[-1]), params["memory"]
         q, k, v = (split(linear(params, *each), heads) for each in (("_q", x), ("_k", memory), ("_v", memory)))
         if self.qk_norm:

@@ -206,7 +206,9 @@ class Reader:
         )
         encoder = None if beside is None else beside.checkpoint(embedding)
         folder = self.folder
-        return Checkpoint(family.name, folder.path, folder.config, plan, stack, self.weights(), embedding, head, encoder)
+        return Checkpoint(
+            family.name, folder.path, folder.config, plan, stack, self.weights(), embedding, head, encoder
+        )
 
     def refuse_other_depth(self) -> None:
         """Refuse a file with fewer or more blocks than the config says, before any is allocated."""

@@ -159,8 +159,9 @@ class Checkpoint:
 
     def reading(self, memory: State, mask: Any = None) -> "Checkpoint":
         """The decoder with what its cross-attentions ask: the encoder's last hidden state (memory, d), and 0 at its padding."""
-        each = {"memory": jnp.asarray(memory)} | ({} if mask is None else {"memory_mask": jnp.asarray(mask, bool)})
-        along = {name: jnp.broadcast_to(leaf, (self.plan.depth, *leaf.shape)) for name, leaf in each.items()}
+        with precision.scope("float64"):
+            each = {"memory": jnp.asarray(memory)} | ({} if mask is None else {"memory_mask": jnp.asarray(mask, bool)})
+            along = {name: jnp.broadcast_to(leaf, (self.plan.depth, *leaf.shape)) for name, leaf in each.items()}
         pairs = zip(self.stack.block, self.weights.params, strict=True)
         params = tuple(p | along if isinstance(branch, CrossAttention) else p for branch, p in pairs)
         return replace(self, weights=replace(self.weights, params=params))

@@ -25,6 +25,7 @@ def _encoder(config: Config, s: Sizes, both: bool = True) -> dict[str, Any]:
         "mlp": MLP(s.activation, s.inner / s.d, gated=gated),
         "relative": Buckets(number, furthest, both),
         "norm_bias": False,
+        "tied": False,
         "pad": config.whole("pad_token_id", 0),
         "fixture": "t5-gated" if gated else "t5",
     }
@@ -128,7 +129,5 @@ def _kin(name: str, source: str, details: Any, own: bool = False, **more: Any) -
 ENCODER_DECODERS = (
     T5,
     _kin("mt5", "Xue et al. 2020 (2010.11934)", _mt5),
-    _kin(
-        "umt5", "Chung et al. 2023 (2304.09151)", _umt5, own=True, inert=(*T5.inert, "scalable_attention")
-    ),
+    _kin("umt5", "Chung et al. 2023 (2304.09151)", _umt5, own=True, inert=(*T5.inert, "scalable_attention")),
 )
