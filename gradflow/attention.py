@@ -15,6 +15,7 @@ from gradflow.matrices import Basis, Params, State, gaussian, linear, pushed
 from gradflow.mlp import MLP, hidden_norm, suffix
 from gradflow.norms import BY_NAME
 from gradflow.qkv import NormedValues
+from gradflow.relative import added
 from gradflow.rotary import BASE, frequencies, rotated
 from gradflow.symbolic import moments as symbolic
 
@@ -45,13 +46,21 @@ def unit_rms(*each: Array, eps: float = 0.0, detached: bool = False) -> tuple[Ar
 
 
 def mix(
-    q: Array, k: Array, v: Array, seen: Array | None = None, scale: float | None = None, softcap: float | None = None
+    q: Array,
+    k: Array,
+    v: Array,
+    seen: Array | None = None,
+    scale: float | None = None,
+    softcap: float | None = None,
+    bias: Array | None = None,
 ) -> State:
-    """softmax(scale·qkᵀ) v of every head, side by side again; ``seen`` (queries, keys) or (keys,) is False where hidden."""
+    """softmax(scale·qkᵀ + bias) v of every head, side by side; ``seen`` (queries, keys) or (keys,) is False where hidden."""
     logits = jnp.einsum("hik,hjk->hij", q, k)
     logits = logits / math.sqrt(q.shape[-1]) if scale is None else logits * scale
     if softcap is not None:
         logits = softcap * jnp.tanh(logits / softcap)
+    if bias is not None:
+        logits = logits + bias
     if seen is not None:  # the least finite number, not −inf: a row that sees nothing stays finite
         logits = jnp.where(seen, logits, jnp.finfo(logits.dtype).min)
     return jnp.einsum("hij,hjk->ihk", jax.nn.softmax(logits), v).reshape(q.shape[1], -1)
@@ -73,7 +82,8 @@ class Attention:
     """Multi-head self-attention, f(x) = W_O N(concat_h softmax(QKᵀ/√(d/heads)) V), without dropout.
 
     Given weights may bring along depth, beside biases, ``gain_q`` and ``gain_k`` behind the norms of queries and keys,
-    ``rope``, the frequencies of the pairs that are turned, and ``reach``, how many tokens back a query sees, itself the first.
+    ``rope``, the frequencies of the pairs that are turned, ``reach``, how many tokens back a query sees, itself the first, and
+    ``relative`` (heads, offsets), what is added to the logits by the key's distance (`gradflow.relative`).
 
     Attributes
     ----------
@@ -204,7 +214,8 @@ class Attention:
             q, k = (rotated(t, turns) for t in (q, k))
         if few < heads:
             k, v = (jnp.repeat(t, heads // few, 0) for t in (k, v))
-        mixed = mix(q, k, v, self.seen(params, tokens), self.scale, self.softcap)
+        bias = added(params["relative"], tokens, tokens) if "relative" in params else None
+        mixed = mix(q, k, v, self.seen(params, tokens), self.scale, self.softcap, bias)
         return linear(params, "_o", hidden_norm(self.hidden_norm, mixed, self.detached)[0])
 
     def seen(self, params: Params, tokens: int) -> Array | None:

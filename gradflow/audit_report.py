@@ -27,8 +27,11 @@ _NOTE = (
 
 
 def audit(a: Audit) -> Group:
-    """One screen: what was run, the gains end to end, the factors of every sub-layer, the verdict."""
-    parts: list[Any] = [heading(a), "", _gains(a), _factors(a.profile, _norm_out(a)), _note(a)]
+    """One screen: what was run, the gains end to end, the factors of every sub-layer, the verdict; of an encoder too."""
+    stacks: tuple = ("", _tables(a))
+    if a.encoder is not None:
+        stacks = (_crossing(a, a.encoder), "Decoder", _tables(a), "Encoder", _tables(a.encoder))
+    parts: list[Any] = [heading(a), *stacks, _note(a)]
     if a.apart is not None:
         parts += ["", audit_tables.sinks(a), audit_tables.others(a)]
     if a.growth is not None:
@@ -36,6 +39,21 @@ def audit(a: Audit) -> Group:
     if a.spectra is not None:
         parts += [audit_tables.spectra(a)]
     return Group(*parts, *audit_tables.findings(a), "", Text(f"Verdict: {a.verdict}"))
+
+
+def _tables(a: Audit) -> Group:
+    return Group(_gains(a), _factors(a.profile, _norm_out(a)))
+
+
+def _crossing(a: Audit, e: Audit) -> Text:
+    """What the encoder is, and how much of the gradient comes to it."""
+    gain = np.exp(np.mean(np.log(e.settings["crossing"])))
+    lengths = ", ".join(map(str, e.settings["tokens"][:6])) + (", …" if len(e.ids) > 6 else "")
+    said = (
+        f"encoder: {e.settings['depth']} blocks, {e.sublayers} sub-layers · tokens = {lengths} · gradient: the sum of what "
+        f"the decoder's {a.settings['depth']} cross-attentions hand on, {number(float(gain))} times that at the decoder's end"
+    )
+    return Text(said + "\n", style="dim")
 
 
 def heading(a: Audit) -> Text:
@@ -132,6 +150,11 @@ def _note(a: Audit) -> Text:
 
 
 def verdict(a: Audit) -> str:
+    """Of one stack, or of decoder and encoder in turn."""
+    return _verdict(a) if a.encoder is None else f"Decoder: {_verdict(a)} Encoder: {_verdict(a.encoder)}"
+
+
+def _verdict(a: Audit) -> str:
     """Which block and factor lose most, what the branches return, and whether the argument's premise and conclusion hold."""
     p, S = a.profile, a.sublayers
     exact, trunk, bound = (end(p, name) for name in ("exact", "trunk", "bound"))

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradflow import block_spectra, checks, precision, profiles
+from gradflow import block_spectra, checks, encoded, precision, profiles
 from gradflow.apart import Apart, Streams
 from gradflow.architectures import Architecture
 from gradflow.attribution import Share, responsible
@@ -31,6 +31,7 @@ from gradflow.streamed import Blocks, Progress
 
 SCHEMA, VERSION = "gradflow.audit", 1
 COTANGENTS = ("gaussian", "pooled", "mlm", "next-token")
+CALL = ("text", "target", "target_ids", "cotangent", "probes", "key")
 C = 0.2  # the article's loss per sub-layer
 
 
@@ -81,6 +82,9 @@ class Audit:
         The largest singular values of every block and of the whole stack, where asked for.
     architecture : Architecture, optional
         As ``gradflow check`` sees it, where it can be mapped.
+    encoder : Audit or None
+        Of an encoder–decoder, whose ``profile`` is the decoder's, the encoder's share: the same gradient from where the
+        decoder's cross-attentions hand it on. ``settings["crossing"]`` is its size there over that at the decoder's end.
     """
 
     path: Path
@@ -94,6 +98,7 @@ class Audit:
     apart: Apart | None = None
     spectra: BlockSpectra | None = None
     architecture: Architecture | None = None
+    encoder: "Audit | None" = None
 
     @property
     def parts(self) -> dict[str, Growth | Apart | BlockSpectra | None]:
@@ -135,11 +140,12 @@ class Audit:
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON-ready Python; what is undefined is ``None``."""
         s = self.settings
+        beside = {} if self.encoder is None else {"encoder": self.encoder.to_dict()}
         return {
             "schema": SCHEMA,
             "version": VERSION,
             "model": {"path": self.path.as_posix(), "family": self.family, "sizes": dict(s["sizes"])},
-            "call": {name: s[name] for name in ("text", "cotangent", "probes", "key")}
+            "call": {name: s[name] for name in CALL if name in s}
             | {"ids": not s["text"], "detached": bool(s.get("detached"))},
             "ids": [list(row) for row in self.ids],
             "parity": dataclasses.asdict(self.parity),
@@ -151,7 +157,7 @@ class Audit:
             "sinks": [sink._asdict() for sink in self.sinks],
             **{name: part and part.to_dict() for name, part in self.parts.items()},
             "findings": [finding._asdict() for finding in self.findings],
-        }
+        } | beside
 
     def save(self, path: str | Path) -> None:
         """Write `to_dict` as JSON, for ``gradflow check --baseline``; an older file is replaced whole or not at all."""
@@ -183,6 +189,8 @@ def audit(
     text: str | Sequence[str] | None = None,
     *,
     ids: Sequence[Any] | None = None,
+    target: str | Sequence[str] | None = None,
+    target_ids: Sequence[Any] | None = None,
     cotangent: str | None = None,
     probes: int = 1,
     key: int = 0,
@@ -207,16 +215,19 @@ def audit(
         Each text is a row of the profile. Several are padded to one batch; no figure counts the padding.
     ids : sequence of int, or of such sequences
         Token ids, in the place of ``text``, where the folder has no tokenizer.
+    target, target_ids : str or ids, or a sequence of such
+        What an encoder–decoder is to write for each text. Without it the decoder reads its start alone.
     cotangent : {"gaussian", "pooled", "mlm", "next-token"}
-        What is sent back from the last hidden state h; by default ``"next-token"`` for a causal model with a head, else
-        ``"gaussian"``. ``"gaussian"``: a standard Gaussian over all tokens. ``"pooled"``:
+        What is sent back from the last hidden state h; by default ``"next-token"`` for a causal model with a head, and for an
+        encoder–decoder with a target, else ``"gaussian"``. ``"gaussian"``: a standard Gaussian over all tokens. ``"pooled"``:
         the gradient of ⟨v, m/‖m‖⟩, where m is the mean of h over real tokens, so that m/‖m‖ is the sentence embedding, and
         v one standard Gaussian (d,) of ``key``, the same for all texts. ``"mlm"``: the gradient of the masked-token loss;
         15 % of a text's tokens, at least one and no special one, are masked, chosen by ``key``, and the loss is the mean
         cross-entropy of the checkpoint's own head there. The text is then run with its masks. ``"next-token"``: the gradient
-        of the mean cross-entropy of every token but the first, as a causal model's own head foretells it.
+        of the mean cross-entropy of every token but the first, and of every one of a target, as a causal model's own head
+        foretells it.
     probes : int
-        Gaussian cotangents, pooled in every ratio.
+        Gaussian cotangents, pooled in every ratio; of an encoder–decoder one.
     key : int
         What all randomness comes from.
     reference : str or Path, optional
@@ -250,6 +261,7 @@ def audit(
         If the family's fixture, or ``reference``, is not reproduced: then there is no figure.
     """
     texts, given = _texts(text, ids)
+    words, heard = ([], []) if target is None and target_ids is None else _texts(target, target_ids, "target")
     if cotangent is not None:
         checks.one_of("cotangent", cotangent, COTANGENTS)
     checks.integer("probes", probes, 1)
@@ -258,18 +270,23 @@ def audit(
         checks.one_of("apart", apart, APART)
     if spectrum is not None:
         checks.integer("spectrum", spectrum, 1)
-    rows, cotangent = _readable(path, texts, given, cotangent, probes)
-    needed = {"apart": apart not in (None, "auto"), "spectrum": spectrum is not None, "detached": detached}
-    streams = checked(path, memory, Run(len(rows), max(row.size for row in rows), probes), stream).streams
-    if streams and any(needed.values()):
-        name = next(name for name, asked in needed.items() if asked)
-        raise ValueError(f"{name}: needs all weights at once; leave it out, or take stream=False and memory enough")
-    checkpoint = load(path, memory=memory, stream=streams)
+    rows, targets, cotangent = _readable(path, (texts, given), (words, heard), cotangent, probes)
+    reader = checked(path, memory, Run(len(rows), max(row.size for row in rows + targets), probes), stream)
+    asked = {"apart": apart not in (None, "auto"), "spectrum": spectrum is not None, "detached": detached}
+    needed = next((name for name, given in asked.items() if given), None)
+    if reader.streams and needed:
+        raise ValueError(f"{needed}: needs all weights at once; leave it out, or take stream=False and memory enough")
+    if reader.beside is not None and needed:
+        raise ValueError(f"{needed}: is of one stack, and an encoder–decoder has two; leave it out")
+    checkpoint = load(path, memory=memory, stream=reader.streams)
     if spectrum is not None:
         block_spectra.fits(spectrum, min(row.size for row in rows) * checkpoint.plan.d)
     parity = _gate(checkpoint.plan.fixture)
     if reference is not None:
         parity = against(checkpoint, reference)
+    made = functools.partial(_made, Path(path), parity, texts)
+    if checkpoint.encoder is not None:
+        return _both(checkpoint, checkpoint.encoder, rows, targets, words, cotangent, key, made)
     run, places = rows, []
     if cotangent == "mlm":
         run, places = zip(*(losses.masked(checkpoint, row, key, n) for n, row in enumerate(rows)), strict=True)
@@ -281,7 +298,7 @@ def audit(
         with precision.scope("float64"):
             outs = checkpoint.behind(jnp.asarray(weights.out))
     else:
-        way, outs = _run(checkpoint, states, real)
+        way, outs = forward(checkpoint, states, real)
         ways = Streams.of(checkpoint, way, real, run, apart)
         del way
     sent, values = None, None
@@ -293,50 +310,105 @@ def audit(
     found = None
     if spectrum is not None:
         found = block_spectra.of(checkpoint, states, real, spectrum, key, progress)
+    said = {"cotangent": cotangent, "masked": [where.tolist() for where in places] or None, "loss": _listed(values)}
+    a = made(checkpoint, profile, run, run, said)
+    parts = {"growth": ways and ways.growth, "sinks": ways.sinks if ways else (), "apart": besides, "spectra": found}
+    return dataclasses.replace(a, **parts, architecture=architecture_of(checkpoint))
+
+
+def _both(
+    decoder: Checkpoint,
+    encoder: Checkpoint,
+    rows: list[np.ndarray],
+    targets: list[np.ndarray],
+    words: list[str],
+    cotangent: str,
+    key: int,
+    made: Callable[..., Audit],
+) -> Audit:
+    """An encoder–decoder's audit: the decoder's, and beside it the encoder's of what the cross-attentions hand on."""
+    sources, seen = _batch(encoder, rows)
+    _, memories = forward(encoder, sources, seen, record=False)
+    source = encoded.Encoded(decoder, encoder, sources, memories, None if seen.all() else seen)
+    run = [decoder.shifted(row) for row in targets] or [np.array([decoder.plan.start])] * len(rows)
+    states, real = _batch(decoder, run)
+    outs, crossing = source.run(states, real)
+    if cotangent == "gaussian":
+        values, sent = None, encoded.gaussian(states, real, key)
+    else:
+        everywhere = [np.arange(row.size) for row in targets]
+        values, sent = sent_back(decoder, outs, real, targets, everywhere, cotangent, key)
+    told = {"target": words, "target_ids": None if words else [row.tolist() for row in targets]}
+    said = {"cotangent": cotangent, "masked": None, "loss": _listed(values)} | told
+    a = made(decoder, source.profile(states, sent, None if real.all() else real, key), run, rows, said)
+    arriving = crossing(sent)
+    ratio = np.linalg.norm(arriving, axis=(1, 2)) / np.linalg.norm(sent, axis=(1, 2))
+    said = {"cotangent": "the decoder's", "masked": None, "loss": None, "crossing": ratio.tolist()}
+    return dataclasses.replace(a, encoder=made(encoder, source.encoder_profile(arriving, key), rows, rows, said))
+
+
+def _listed(values: np.ndarray | None) -> list[float] | None:
+    return None if values is None else values.tolist()
+
+
+def _made(
+    path: Path,
+    parity: Parity,
+    texts: list[str],
+    checkpoint: Checkpoint,
+    profile: Profile,
+    run: Sequence[np.ndarray],
+    ids: Sequence[np.ndarray],
+    found: Mapping[str, Any],
+) -> Audit:
+    """An audit of what was ``run``, for what was given as ``ids``."""
     settings = {
         **profile.settings,
         "model": checkpoint.path.resolve().name,
         "family": checkpoint.family,
         "sizes": checkpoint.plan.sizes(),
         "text": texts,
-        "tokens": [row.size for row in rows],
-        "cotangent": cotangent,
-        "masked": [where.tolist() for where in places] or None,
-        "loss": None if values is None else values.tolist(),
+        "tokens": [row.size for row in run],
+        **found,
         "path": "embedding's output to last hidden state",
     }
-    profile = dataclasses.replace(profile, settings={**profile.settings, "cotangent": cotangent})
-    held = tuple(tuple(row.tolist()) for row in run)
-    parts = (ways and ways.growth, ways.sinks if ways else (), besides, found, architecture_of(checkpoint))
-    return Audit(Path(path), checkpoint.family, parity, profile, held, settings, *parts)
+    profile = dataclasses.replace(profile, settings={**profile.settings, "cotangent": found["cotangent"]})
+    held = tuple(tuple(row.tolist()) for row in ids)
+    return Audit(path, checkpoint.family, parity, profile, held, settings)
 
 
 _gate = functools.cache(gate)  # one run of the fixture vouches for the code of this process
 
 
-def _texts(text: Any, ids: Any) -> tuple[list[str], list[Any]]:
+def _texts(text: Any, ids: Any, name: str = "text") -> tuple[list[str], list[Any]]:
     """Texts or rows of ids, one of them empty, as lists."""
     if ids is not None:
         if text is not None:
-            raise ValueError("ids: stand in the place of text; give one of them")
+            raise ValueError(f"ids: stand in the place of {name}; give one of them")
         rows = ids if isinstance(ids, Sequence | np.ndarray) and len(ids) else [[]]
         return [], list(rows) if isinstance(rows[0], Sequence | np.ndarray) else [rows]
     texts = [text] if isinstance(text, str) else text
     if not isinstance(texts, Sequence) or isinstance(texts, bytes) or not texts:
-        raise ValueError(f"text: needs a sentence, or a list of them, got {text!r:.60}")
+        raise ValueError(f"{name}: needs a sentence, or a list of them, got {text!r:.60}")
     return list(texts), []
 
 
+Given = tuple[list[str], list[Any]]  # texts, or rows of ids
+
+
 def _readable(
-    path: Any, texts: list[str], given: list[Any], cotangent: str | None, probes: int
-) -> tuple[list[np.ndarray], str]:
-    """Token ids of every text, and the cotangent; all that can be refused from config, header and tokenizer is, before a
-    weight is read.
+    path: Any, text: Given, target: Given, cotangent: str | None, probes: int
+) -> tuple[list[np.ndarray], list[np.ndarray], str]:
+    """Token ids of every text and target, and the cotangent; all that can be refused from config, header and tokenizer is,
+    before a weight is read.
     """
     folder = read(path)
     family, plan = plan_of(folder.config)
     causal, headed = plan.attention.causal, has_head(family, plan, folder.files)
-    cotangent = cotangent or ("next-token" if causal and headed else "gaussian")
+    targeted = any(target)
+    encoded.refuse(plan, targeted, cotangent, probes)
+    foretells = causal and headed and (plan.encoder is None or targeted)
+    cotangent = cotangent or ("next-token" if foretells else "gaussian")
     if cotangent != "gaussian" and probes != 1:
         raise ValueError(f"probes: are Gaussian cotangents; leave it out with cotangent={cotangent!r}")
     if (cotangent == "mlm" and causal) or (cotangent == "next-token" and not causal):
@@ -348,15 +420,20 @@ def _readable(
         raise ValueError(
             f"cotangent: {cotangent!r} needs {head} head, which this checkpoint lacks; use 'gaussian' or 'pooled'"
         )
-    if cotangent == "mlm" and given:
+    if cotangent == "mlm" and text[1]:
         raise ValueError("cotangent: 'mlm' chooses among a text's words; give text, not ids")
-    rows = [tokens.encode(folder.path, text) for text in texts]
-    rows += [tokens.checked(row, plan.vocab, plan.positions) for row in given]
-    for row in rows:
+    each = []
+    for texts, given in (text, target):
+        rows = [tokens.encode(folder.path, text) for text in texts]
+        each.append(rows + [tokens.checked(row, plan.vocab, plan.positions) for row in given])
+    rows, targets = each
+    for row in rows + targets:
         tokens.fits(row.size, plan.positions)
-        if cotangent == "next-token" and row.size < 2:
+        if cotangent == "next-token" and row.size < 2 and not targets:
             raise ValueError("text: has one token, and 'next-token' needs one that follows; give a longer text")
-    return rows, cotangent
+    if targets and len(targets) != len(rows):
+        raise ValueError(f"target: needs one for each of the {len(rows)} texts, got {len(targets)}")
+    return rows, targets, cotangent
 
 
 def _batch(checkpoint: Checkpoint, ids: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
@@ -389,12 +466,14 @@ def sent_back(
     return losses.at_places(checkpoint, outs, at, labels)
 
 
-def _run(checkpoint: Checkpoint, states: np.ndarray, real: np.ndarray) -> tuple[Trajectory, jax.Array]:
-    """The way forward of every text, and the last hidden states, (texts, tokens, d)."""
+def forward(
+    checkpoint: Checkpoint, states: np.ndarray, real: np.ndarray, record: bool = True
+) -> tuple[Trajectory, jax.Array]:
+    """The way forward of every text, with what enters each sub-layer where recorded, and last states, (texts, tokens, d)."""
 
     def run(x: jax.Array, seen: jax.Array) -> tuple[Trajectory, jax.Array]:
         weights = dataclasses.replace(checkpoint.weights, mask=None if real.all() else seen)
-        way = checkpoint.stack.trace(weights, x)
+        way = checkpoint.stack.trace(weights, x, None, record)
         return way, checkpoint.behind(way.out, weights)
 
     with precision.scope("float64"):

@@ -13,7 +13,7 @@ from gradflow import audits, checks
 from gradflow.audits import SCHEMA, VERSION, Audit
 from gradflow.checkpoints.families import FAMILIES, plan_of
 from gradflow.checkpoints.folder import read
-from gradflow.factors import FACTORS
+from gradflow.factors import FACTORS, Profile
 from gradflow.factors import safe_log as log
 from gradflow.files import new_file, whole
 
@@ -32,6 +32,13 @@ class Move(NamedTuple):
     now: float
 
 
+class Figures(NamedTuple):
+    """A profile's labels, and figure → log of its geometric mean over texts: (S,) for a factor, () for an end-to-end gain."""
+
+    labels: tuple[str, ...]
+    logs: Mapping[str, np.ndarray]
+
+
 @dataclass(frozen=True)
 class Baseline:
     """A saved audit, checked.
@@ -44,13 +51,11 @@ class Baseline:
     family, sizes
         What the model was.
     call : mapping
-        ``text`` or ``ids``, ``cotangent``, ``probes`` and ``key``: with the model, all that an audit takes.
-    labels : tuple of str
-        One a sub-layer.
+        ``text`` or ``ids``, targets, ``cotangent``, ``probes`` and ``key``: with the model, all that an audit takes.
     ids : list
         Token ids of every text.
-    logs : mapping
-        Figure → log of its geometric mean over texts: (S,) for a factor, () for an end-to-end gain.
+    figures, encoder : Figures, Figures or None
+        The profile's, and those of an encoder beside it.
     """
 
     file: Path
@@ -58,9 +63,9 @@ class Baseline:
     family: str
     sizes: Mapping[str, Any]
     call: Mapping[str, Any]
-    labels: tuple[str, ...]
     ids: list[list[int]]
-    logs: Mapping[str, np.ndarray]
+    figures: Figures
+    encoder: Figures | None
 
 
 @dataclass(frozen=True, repr=False)
@@ -155,13 +160,11 @@ def load(path: str | Path) -> Baseline:
         raise ValueError(
             f"baseline: {file.name!r} is of version {held.get('version')!r}, this gradflow reads {VERSION}; save it again"
         )
-    model, call, profile = (_part(held, name, dict) for name in ("model", "call", "profile"))
-    texts, labels, ids = _part(call, "text", list), _part(profile, "labels", list), _part(held, "ids", list)
+    model, call = (_part(held, name, dict) for name in ("model", "call"))
+    texts, ids = _part(call, "text", list), _part(held, "ids", list)
     by_ids = call.get("ids") is True
     if bool(texts) == by_ids or not (texts or ids) or not all(isinstance(text, str) for text in texts):
         raise ValueError("baseline: 'text' needs a list of texts; save the audit again")
-    if not labels or not all(isinstance(label, str) for label in labels):
-        raise ValueError("baseline: 'labels' needs a list of names; save the audit again")
     settings = {
         "text": None if by_ids else texts,
         "ids": ids if by_ids else None,
@@ -170,18 +173,16 @@ def load(path: str | Path) -> Baseline:
         "key": checks.key(call.get("key")),
         "detached": call.get("detached") is True,
     }
-    n, S = len(texts or ids), len(labels)
-    logs = {name: _figure(profile, name, (n, S)) for name in FACTORS}
-    logs |= {name: _figure(profile, name, (n, S + 1))[0] for name in ENDS}
+    settings |= {name: call[name] for name in ("target", "target_ids") if call.get(name)}
     return Baseline(
         file=file,
         model=file.parent / _part(model, "path", str),
         family=checks.one_of("baseline: 'family'", _part(model, "family", str), [row.name for row in FAMILIES]),
         sizes=_part(model, "sizes", dict),
         call=settings,
-        labels=tuple(labels),
         ids=ids,
-        logs=logs,
+        figures=_figures(held, len(texts or ids)),
+        encoder=_figures(_part(held, "encoder", dict), len(texts or ids)) if "encoder" in held else None,
     )
 
 
@@ -209,19 +210,30 @@ def check(baseline: str | Path, path: str | Path | None = None, band: float = BA
     source = held.model if path is None else path
     _comparable(held, source)
     now = audits.audit(source, **held.call, apart=None)
-    if now.profile.labels != held.labels:
-        raise ValueError(f"baseline: has the sub-layers {held.labels}, the model {now.profile.labels}; save it again")
+    moved, compared = _moved(held.figures, now.profile, band)
+    if held.encoder is not None and now.encoder is not None:
+        others, more = _moved(held.encoder, now.encoder.profile, band)
+        moved, compared = (
+            moved + [move._replace(sublayer=f"encoder {move.sublayer}") for move in others],
+            compared + more,
+        )
+    moved.sort(key=lambda move: -abs(float(log(np.array(move.now))) - float(log(np.array(move.before)))))
+    return Check(tuple(moved), compared, float(band), [list(row) for row in now.ids] == held.ids, held, now)
+
+
+def _moved(held: Figures, now: Profile, band: float) -> tuple[list[Move], int]:
+    """The figures of one stack that left the band, and how many were compared."""
+    if now.labels != held.labels:
+        raise ValueError(f"baseline: has the sub-layers {held.labels}, the model {now.labels}; save it again")
     moved = []
     for name, before in held.logs.items():
-        values = log(getattr(now.profile, name)).mean(0)
+        values = log(getattr(now, name)).mean(0)
         values = values[:1] if name in ENDS else values
         rows = (END,) if name in ENDS else held.labels
         for row, b, v in zip(rows, np.atleast_1d(before), values, strict=True):
             if b != v and not abs(v - b) <= band:  # both −inf is no move
                 moved.append(Move(row, name, float(np.exp(b)), float(np.exp(v))))
-    moved.sort(key=lambda move: -abs(float(log(np.array(move.now))) - float(log(np.array(move.before)))))
-    compared = len(FACTORS) * len(held.labels) + len(ENDS)
-    return Check(tuple(moved), compared, float(band), [list(row) for row in now.ids] == held.ids, held, now)
+    return moved, len(FACTORS) * len(held.labels) + len(ENDS)
 
 
 def _comparable(held: Baseline, source: str | Path) -> None:
@@ -242,6 +254,16 @@ def _part(held: Mapping[str, Any], name: str, kind: type) -> Any:
     if not isinstance(held.get(name), kind):
         raise ValueError(f"baseline: {name!r} is missing or no {kind.__name__}; save the audit again")
     return held[name]
+
+
+def _figures(held: Mapping[str, Any], texts: int) -> Figures:
+    """What is compared of one stack's profile."""
+    profile = _part(held, "profile", dict)
+    labels = _part(profile, "labels", list)
+    if not labels or not all(isinstance(label, str) for label in labels):
+        raise ValueError("baseline: 'labels' needs a list of names; save the audit again")
+    logs = {name: _figure(profile, name, (texts, len(labels))) for name in FACTORS}
+    return Figures(tuple(labels), logs | {name: _figure(profile, name, (texts, len(labels) + 1))[0] for name in ENDS})
 
 
 def _figure(profile: Mapping[str, Any], name: str, shape: tuple[int, ...]) -> np.ndarray:

@@ -195,6 +195,10 @@ def audit(
     ids: Annotated[
         list[str] | None, typer.Option(help="Token ids in the place of a text, where there is no tokenizer.")
     ] = None,
+    target: Annotated[
+        list[str] | None, typer.Option(help="What an encoder–decoder is to write; again for each further text.")
+    ] = None,
+    target_ids: Annotated[list[str] | None, typer.Option(help="Token ids in the place of a target.")] = None,
     cotangent: Annotated[
         Cotangent | None,
         typer.Option(
@@ -230,7 +234,7 @@ def audit(
 ) -> None:
     """What a trained transformer does to the gradient, and which sub-layer and factor lose it.
 
-    For folders of BERT and kin and of causal models (GPT-2, Llama and kin, …), in float64.
+    For folders of BERT and kin, of causal models (GPT-2, Llama and kin, …) and of T5 and kin, in float64.
     """
     rows = _ids(ids)
     texts = None if rows and not (text or text_file) else _texts(text, text_file)
@@ -245,7 +249,7 @@ def audit(
         sent = None if cotangent is None else cotangent.value
         options = {"cotangent": sent, "probes": probes, "key": key, "reference": reference, "memory": memory}
         options |= {"apart": None if apart is Apart.none else apart.value, "spectrum": spectrum, "progress": progress}
-        options |= {"detached": detached, "stream": stream}
+        options |= {"detached": detached, "stream": stream, "target": target or None, "target_ids": _ids(target_ids)}
         result = audits.audit(path, texts, ids=rows, **options)
     if save is not None:
         result.save(save)

@@ -145,7 +145,7 @@ class _Bench:
         states, real = audits._batch(checkpoint, run)
         rows = [checkpoint.ids(text) for text in s["text"]] if s["masked"] else run
         places = [np.array(where) for where in s["masked"] or ()]
-        outs = audits._outputs(checkpoint, states, real)
+        _, outs = audits.forward(checkpoint, states, real, record=False)
         bare = cls(a, checkpoint, states, real, rows, places, outs, None, None)  # type: ignore[arg-type]
         losses, sent = bare.sent(outs)
         if sent is None:  # as `gradflow.profile` draws it
@@ -197,7 +197,7 @@ class _Bench:
 
     def _case(self, name: str, row: Scheme, edit: Edit | None, stack: Stack, weights: Given) -> Case:
         model = replace(self.checkpoint, stack=stack, weights=weights)
-        outs = audits._outputs(model, self.states, self.real)
+        _, outs = audits.forward(model, self.states, self.real, record=False)
         losses, sent = self.sent(outs)
         mask = None if self.real.all() else self.real
         measured = profiles.profile(model, self.states, sent, mask=mask, key=self.audit.settings["key"])

@@ -46,7 +46,8 @@ class CrossAttention:
 
     The memory m is drawn with the weights, ``params["memory"]`` (memory, d): Gaussian tokens of unit rms. Networks that
     `gradflow.stack.Drawn` draws have one for all their blocks, as a decoder has its encoder's output; given weights bring
-    theirs, with an axis of depth like every other leaf. It is a constant: no figure follows a gradient into the memory.
+    theirs, with an axis of depth like every other leaf, and may bring ``memory_mask`` (memory,), False at keys that nobody may
+    attend to. It is a constant: no figure follows a gradient into the memory.
 
     Attributes
     ----------
@@ -62,6 +63,8 @@ class CrossAttention:
         RMSNorm on the queries and keys of every head.
     detached : bool
         Whether derivatives hold its statistics constant.
+    head_size, scale : int, float or None
+        Width of a head, and factor of the logits; ``None``: d/heads, and 1/√head_size.
     """
 
     heads: int | None = None
@@ -71,6 +74,8 @@ class CrossAttention:
     gain_in: float = 1.0
     qk_norm: bool = False
     detached: bool = False
+    head_size: int | None = None
+    scale: float | None = None
     tokenwise = True
     matrices = ("_q", "_k", "_v", "_o")
     inner, outer = ("w_v",), ("w_o",)
@@ -89,13 +94,14 @@ class CrossAttention:
 
     def heads_of(self, d: int) -> int:
         """Number of heads at width ``d``."""
-        return heads_at(self.heads, d)
+        return self.heads if self.heads and self.head_size else heads_at(self.heads, d)
 
     def init(self, key: Array, d: int, dtype: Any) -> Params:
-        """W_Q, W_K, W_V, W_O, each (d, d), and a memory."""
-        self.heads_of(d)
+        """W_Q, W_K, W_V of shape (heads·size, d), W_O (d, heads·size), by default all (d, d), and a memory."""
+        heads = self.heads_of(d)
+        width = heads * (self.head_size or d // heads)
         weights, memory = jax.random.split(key)
-        return drawn(weights, d, self.gain_in, self.gain, dtype) | self.shared(memory, d, dtype)
+        return drawn(weights, d, self.gain_in, self.gain, dtype, width, width) | self.shared(memory, d, dtype)
 
     def shared(self, key: Array, d: int, dtype: Any) -> Params:
         """The memory, (memory, d): what all blocks of a network get alike."""
@@ -103,11 +109,15 @@ class CrossAttention:
 
     def apply(self, params: Params, x: State) -> State:
         """``f(x)``."""
+        if "memory" not in params:
+            raise ValueError(
+                "weights: hold no memory for cross-attention; Checkpoint.reading gives a decoder its encoder's"
+            )
         heads, memory = self.heads_of(x.shape[-1]), params["memory"]
         q, k, v = (split(linear(params, *each), heads) for each in (("_q", x), ("_k", memory), ("_v", memory)))
         if self.qk_norm:
             q, k = unit_rms(q, k, detached=self.detached)
-        return linear(params, "_o", mix(q, k, v))
+        return linear(params, "_o", mix(q, k, v, params.get("memory_mask"), self.scale))
 
     def push(self, params: Params, x: State, basis: Basis) -> Basis:
         """``F`` by one linearisation, mapped over directions."""
@@ -115,6 +125,9 @@ class CrossAttention:
 
     def _at(self, power: Any, cosine: Any = None) -> tuple[Any, Any]:
         """Powers of the mixed memory, and of what W_Qᵀ returns per unit of it, of one query of that power (or of two)."""
+        for name in ("head_size", "scale"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"{name}: cross-attention with it has no derived law; gradflow.profile measures it")
         variance, own, other = _formulas()
         qq, kk = (1 / power, 1.0) if self.qk_norm else (self.gain_in**2, self.gain_in**2)
         s2, n = variance(power, self.memory_cosine, qq, kk), self.memory

@@ -79,7 +79,7 @@ def page(result: Audit | Profile, command: str | None = None, law: Profile | Non
     """
     from gradflow import __version__
 
-    p = result.profile if isinstance(result, Audit) else result
+    p, beside = (result.profile, result.encoder) if isinstance(result, Audit) else (result, None)
     if law is not None and len(law.labels) != len(p.labels):
         raise ValueError(f"law: has {len(law.labels)} rows and the profile {len(p.labels)}; give the same stack's")
     if isinstance(result, Audit):
@@ -99,7 +99,7 @@ def page(result: Audit | Profile, command: str | None = None, law: Profile | Non
         "over": html.escape(_over(result)),
         "band": "; the band holds 95 % of them" if len(p.net) > 1 else "",
         "gains": _gains(result, law),
-        "factors": _factors(p, law),
+        "factors": _factors(p, law) + ("" if beside is None else _encoder(beside)),
         "further": _further(result) if isinstance(result, Audit) else "",
         "glossary": "".join(f"<dt>{_text(_FIGURES[n][0])}</dt><dd>{_text(_FIGURES[n][1])}</dd>" for n in _present(p)),
         "version": __version__,
@@ -211,6 +211,11 @@ def _further(a: Audit) -> str:
         parts.insert(1, _factors(a.apart.profile, None, caption))
     rows = "".join(f"<dt>{_text(f.level)}: {_text(f.key)}</dt><dd>{_text(f.text)}</dd>" for f in a.findings)
     return "".join(parts) + (f"<h2>Architecture</h2><dl>{rows}</dl>" if rows else "")
+
+
+def _encoder(a: Audit) -> str:
+    """The same tables of an encoder beside the stack."""
+    return f"<h3>Encoder</h3>{_gains(a, None)}{_factors(a.profile, None)}"
 
 
 def _table(caption: str, columns: Sequence[str], rows: Iterable[tuple[str, list[Any]]]) -> str:

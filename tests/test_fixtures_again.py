@@ -10,7 +10,12 @@ from safetensors.numpy import load_file
 from gradflow import checkpoints
 from gradflow.checkpoints.parity import FIXTURES
 
-MAKERS = {"make_families": ("bert", "distilbert", "roberta"), "make_recurrent": ("rwkv",), "make_decoders": None}
+MAKERS = {
+    "make_families": ("bert", "distilbert", "roberta"),
+    "make_recurrent": ("rwkv",),
+    "make_t5": ("t5", "t5-gated", "umt5"),
+    "make_decoders": None,
+}
 pytestmark = pytest.mark.slow
 
 

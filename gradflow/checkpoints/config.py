@@ -83,13 +83,13 @@ class Config:
         """Those, where a flag says so."""
         return those if self.flag(key) else frozenset()
 
-    def activation(self, key: str) -> str:
+    def activation(self, key: str, those: Mapping[str, str] = ACTIVATIONS) -> str:
         """An activation, as `gradflow.branches.MLP` names it."""
         value = self.get(key)
-        if not isinstance(value, str) or value not in ACTIVATIONS:
-            known = ", ".join(ACTIVATIONS)
+        if not isinstance(value, str) or value not in those:
+            known = ", ".join(those)
             raise ValueError(f"checkpoint: config.json's {key!r} is {value!r}; read are {known}")
-        return ACTIVATIONS[value]
+        return those[value]
 
     def only(self, key: str, *allowed: Any) -> None:
         """Refuse another value than these; silence is allowed."""

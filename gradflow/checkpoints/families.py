@@ -1,4 +1,4 @@
-"""The families of models that are read: one row each, encoders and causal models, with attention or a recurrence."""
+"""The families of models that are read: one row each, of encoders, causal models with attention or a recurrence, and both in one."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,8 +7,9 @@ from gradflow.checkpoints.decoders import DECODERS
 from gradflow.checkpoints.encoders import ENCODERS
 from gradflow.checkpoints.plan import Family, Plan, plan
 from gradflow.checkpoints.recurrent import RECURRENT
+from gradflow.checkpoints.t5 import ENCODER_DECODERS
 
-FAMILIES = (*ENCODERS, *DECODERS, *RECURRENT)
+FAMILIES = (*ENCODERS, *DECODERS, *RECURRENT, *ENCODER_DECODERS)
 
 
 def family_of(config: Mapping[str, Any]) -> Family:

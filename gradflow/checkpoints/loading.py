@@ -20,6 +20,7 @@ from gradflow.checkpoints.lazy import Table
 from gradflow.checkpoints.model import Checkpoint, Embedding, Head, Transform
 from gradflow.checkpoints.plan import Family, Plan
 from gradflow.experts import Experts
+from gradflow.mlp import MLP
 from gradflow.norms import Norm
 from gradflow.parallel import renamed
 from gradflow.rwkv import ChannelMix, TimeMix
@@ -82,12 +83,18 @@ class Reader:
         """A norm of the family's kind; ε is the plan's unless given."""
         return Norm(gain, bias, row=self.family.norm, eps=self.plan.eps if eps is None else eps)
 
-    def attention(self, block: str) -> dict[str, np.ndarray]:
+    @property
+    def beside(self) -> "Reader | None":
+        """The encoder's, of the same file."""
+        family, plan = self.family.encoder, self.plan.encoder
+        return None if family is None or plan is None else replace(self, family=family, plan=plan)
+
+    def attention(self, block: str, modules: tuple[str, ...]) -> dict[str, np.ndarray]:
         """A block's W_Q, W_K, W_V, W_O, biases, and gains behind the norms of queries and keys."""
         plan, family = self.plan, self.family
         size, heads, few = plan.attention.size_of(plan.d), plan.heads, plan.attention.kv_heads_of(plan.d)
         rows = {"q": heads * size, "k": few * size, "v": few * size}
-        *first, out = (block + module for module in family.attention)
+        *first, out = (block + module for module in modules)
         if len(first) == 1:
             w, b = self.affine(first[0], sum(rows.values()), plan.d, "q" in plan.biases, family.in_out)
             found = {n: (part, None if b is None else bias) for n, part, bias in _thirds(w, b, family.by_head, heads)}
@@ -105,11 +112,12 @@ class Reader:
     def mlp(self, block: str) -> dict[str, np.ndarray]:
         """A block's MLP; of a mixture all experts as one wide MLP, and the router."""
         plan, family = self.plan, self.family
-        parts = ("in", "gate", "out") if len(family.mlp) == 3 else ("in", "out")
+        modules = family.gated if family.gated and isinstance(plan.mlp, MLP) and plan.mlp.gated else family.mlp
+        parts = ("in", "gate", "out") if len(modules) == 3 else ("in", "out")
 
         def one(**expert: int) -> dict[str, Affine]:
             found = {}
-            for n, module in zip(parts, family.mlp, strict=True):
+            for n, module in zip(parts, modules, strict=True):
                 shape = (plan.d, plan.inner) if n == "out" else (plan.inner, plan.d)
                 found[n] = self.affine(block + module.format(**expert), *shape, n in plan.biases, family.in_out)
             return found
@@ -130,10 +138,11 @@ class Reader:
         return found
 
     def branches(self, block: str) -> list[dict[str, np.ndarray]]:
-        """Parameters of both branches of a block."""
+        """Parameters of each branch of a block."""
         plan, family = self.plan, self.family
         if not isinstance(plan.attention, TimeMix) or not isinstance(plan.mlp, ChannelMix):
-            return [self.attention(block), self.mlp(block)]
+            attentions = [self.attention(block, each) for each in (family.attention, family.cross) if each]
+            return [*attentions, self.mlp(block)]
         first, second = family.vectors
         return [
             self.mixer(plan.attention, block, family.attention, first),
@@ -149,6 +158,10 @@ class Reader:
             params[0]["rope"] = self.plan.turns[l]
         if self.plan.reach is not None:
             params[0]["reach"] = self.plan.reach[l]
+        if self.plan.relative is not None:
+            name = f"{self.prefix}{self.family.relative.format(l=l)}.weight"
+            table = self.tensor(name, (self.plan.relative.number, self.plan.heads))
+            params[0]["relative"] = self.plan.relative.by_offset(table)
         if not self.plan.parallel:
             return params, norms
         for own, ((gain, bias), *_) in zip(params, norms, strict=True):  # one norm feeds both, at unit gain
@@ -215,12 +228,28 @@ class Reader:
             matrix = None
             if plan.projected:
                 matrix = jnp.asarray(self.affine(self.prefix + self.family.projection[1], *shape[1:], plan.d, False)[0])
-            return Head(decoder, matrix=matrix, softcap=plan.softcap)
+            return Head(decoder, matrix=matrix, softcap=plan.softcap, scale=plan.head_scale)
         w, b = map(jnp.asarray, self.affine(names.dense, plan.d, plan.d))
         # untied, the two may differ, and the decoder's own is used
         bias = next((n for n in (names.bias if plan.tied else names.bias[::-1]) if n in files), names.bias[0])
         transform = Transform(w, b, names.activation or plan.activation, self.layer_norm(names.norm))
         return Head(decoder, jnp.asarray(self.tensor(bias, (plan.vocab,))), transform)
+
+    def checkpoint(self, embedding: Embedding, head: Head | None = None) -> Checkpoint:
+        """Its stack and weights between the two; an encoder before them has the same embedding."""
+        family, plan, beside = self.family, self.plan, self.beside
+        stack = Stack.make(
+            plan.scheme,
+            (joined(plan.block),) if plan.parallel else plan.block,
+            plan.depth,
+            plan.d,
+            norm=family.norm,
+            eps=plan.eps,
+            final_norm=plan.final_norm,
+        )
+        encoder = None if beside is None else beside.checkpoint(embedding)
+        folder, weights = self.folder, lazy.blocks(self) if self.streams else self.weights()
+        return Checkpoint(family.name, folder.path, folder.config, plan, stack, weights, embedding, head, encoder)
 
     def refuse_other_depth(self) -> None:
         """Refuse a file with fewer or more blocks than the config says, before any is allocated."""
@@ -280,9 +309,15 @@ def checked(
     folder = read(path)
     family, plan = plan_of(folder.config)
     reader = Reader(folder, family, replace(plan, fixture=folder.fixture or plan.fixture))
-    reader.refuse_other_depth()
+    for each in (reader, reader.beside):
+        if each is not None:
+            each.refuse_other_depth()
     sizes, layer = folder.sizes(), reader.prefix + family.layer.partition("{")[0]
-    ways = {False: needs.forecast(sizes, plan, layer, run), True: needs.streamed(sizes, plan, layer, run)}
+    ways = {False: needs.forecast(sizes, plan, layer, run)}
+    if reader.beside is None:
+        ways[True] = needs.streamed(sizes, plan, layer, run)
+    elif stream:
+        raise ValueError("stream: an encoder–decoder is read all at once; leave it out")
     return replace(reader, streams=needs.choose(ways, stream, memory))
 
 
@@ -303,19 +338,8 @@ def load(path: str | Path, memory: float | None = None, stream: bool | None = Fa
         One line that names the file, key or tensor which is missing, damaged or not read, and how to mend it.
     """
     reader = checked(path, memory, stream=stream)
-    folder, family, plan = reader.folder, reader.family, reader.plan
     with precision.scope("float64"):
-        embedding, weights = reader.embedding(), lazy.blocks(reader) if reader.streams else reader.weights()
-        head = reader.head(embedding.word)
+        embedding = reader.embedding()
+        found = reader.checkpoint(embedding, reader.head(embedding.word))
     reader.refuse_left()
-    block: Any = (plan.attention, plan.mlp)
-    stack = Stack.make(
-        plan.scheme,
-        (joined(block),) if plan.parallel else block,
-        plan.depth,
-        plan.d,
-        norm=family.norm,
-        eps=plan.eps,
-        final_norm=plan.final_norm,
-    )
-    return Checkpoint(family.name, folder.path, folder.config, plan, stack, weights, embedding, head)
+    return found

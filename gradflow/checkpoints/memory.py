@@ -38,7 +38,8 @@ def forecast(entries: dict[str, int], plan: Plan, layer: str, run: Run = NOTHING
     """
     blocks = sum(size for name, size in entries.items() if name.startswith(layer))
     tables = sum(entries.values()) - blocks
-    return BASE + 8 * (1.5 * (blocks + tables) + run.texts * plan.depth * _block(plan, run) + _slice(plan, run))
+    depth = plan.depth + (plan.encoder.depth if plan.encoder else 0)
+    return BASE + 8 * (1.5 * (blocks + tables) + run.texts * depth * _block(plan, run) + _slice(plan, run))
 
 
 def streamed(entries: dict[str, int], plan: Plan, layer: str, run: Run = NOTHING) -> float:

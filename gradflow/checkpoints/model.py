@@ -13,6 +13,7 @@ from gradflow import precision
 from gradflow.checkpoints import tokens
 from gradflow.checkpoints.lazy import Table
 from gradflow.checkpoints.plan import Plan
+from gradflow.cross_attention import CrossAttention
 from gradflow.norms import Norm
 from gradflow.numeric import to_jax
 from gradflow.stack import Given, Stack, State
@@ -51,19 +52,22 @@ class Transform:
 
 @dataclass(frozen=True, eq=False)
 class Head:
-    """Logits: decoder · h + bias, soft-capped where the model says so; h is the last state's transform, or a matrix times it."""
+    """Logits: decoder · scale·h + bias, soft-capped where the model says so; h is the last state's transform, or a matrix
+    times it.
+    """
 
     decoder: np.ndarray | Table
     bias: Array | None = None
     transform: Transform | None = None
     matrix: Array | None = None
     softcap: float | None = None
+    scale: float = 1.0
 
     def __call__(self, x: State) -> Float[Array, "tokens vocab"]:
         """Logits at the last hidden state."""
         h = x if self.transform is None else self.transform(x)
         h = h if self.matrix is None else h @ self.matrix.T
-        logits = h @ jnp.asarray(self.decoder[:], jnp.float64).T
+        logits = (self.scale * h) @ jnp.asarray(self.decoder[:], jnp.float64).T
         logits = logits if self.bias is None else logits + self.bias
         return logits if self.softcap is None else self.softcap * jnp.tanh(logits / self.softcap)
 
@@ -90,6 +94,8 @@ class Checkpoint:
         What comes before the stack.
     head : Head or None
         What comes behind, where the folder has it.
+    encoder : Checkpoint or None
+        Whose last hidden state the stack's cross-attention asks, once `reading` has put it there.
     """
 
     family: str
@@ -100,6 +106,7 @@ class Checkpoint:
     weights: Given | Blocks
     embedding: Embedding
     head: Head | None
+    encoder: "Checkpoint | None" = None
 
     @property
     def activation(self) -> str:
@@ -151,6 +158,20 @@ class Checkpoint:
         if seen.ndim != 1 or seen.dtype.kind not in "biu" or not np.isin(seen, (0, 1)).all() or not seen.any():
             raise ValueError("mask: needs one row of 0 and 1, at least one of them 1")
         return replace(self.weights, mask=jnp.asarray(seen.astype(bool)))
+
+    def reading(self, memory: State, mask: Any = None) -> "Checkpoint":
+        """The decoder with what its cross-attentions ask: the encoder's last hidden state (memory, d), and 0 at its padding."""
+        with precision.scope("float64"):
+            each = {"memory": jnp.asarray(memory)} | ({} if mask is None else {"memory_mask": jnp.asarray(mask, bool)})
+            along = {name: jnp.broadcast_to(leaf, (self.plan.depth, *leaf.shape)) for name, leaf in each.items()}
+        assert isinstance(self.weights, Given)  # an encoder–decoder is not streamed
+        pairs = zip(self.stack.block, self.weights.params, strict=True)
+        params = tuple(p | along if isinstance(branch, CrossAttention) else p for branch, p in pairs)
+        return replace(self, weights=replace(self.weights, params=params))
+
+    def shifted(self, target: Any) -> np.ndarray:
+        """What the decoder reads to foretell a target's ids: its start, and all of them but the last."""
+        return np.concatenate([[self.plan.start], self._checked(target)[:-1]])
 
     def behind(self, out: State, weights: Given | Blocks | None = None) -> State:
         """The last hidden state: the stack's last stream behind its final norm, where it has one."""

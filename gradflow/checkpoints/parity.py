@@ -59,19 +59,26 @@ def gate(fixture: str, fixtures: Path = FIXTURES) -> Parity:
     """
     checks.one_of("family", fixture, [folder.name for folder in fixtures.iterdir()])
     checkpoint, reference = load(fixtures / fixture), recorded.load(fixtures / fixture / "reference.npz")
-    family = checkpoint.family
-    tolerance, worst, states = TOLERANCE["float64"], 0.0, reference["hidden_states"].swapaxes(0, 1)
+    family, worst, tolerance = checkpoint.family, 0.0, TOLERANCE["float64"]
+    states = [
+        reference[name].swapaxes(0, 1) for name in ("hidden_states", "decoder_hidden_states") if name in reference
+    ]
     for row, (ids, mask) in enumerate(zip(reference["ids"], reference["attention_mask"], strict=True)):
         text = checkpoint.ids(str(reference["text"][row]))
-        if not np.array_equal(text, ids[mask == 1]):
-            raise ParityError(
-                f"parity: {family}'s tokenizer gives {text.tolist()}, transformers {ids[mask == 1].tolist()}"
+        _same_ids(family, text, ids[mask == 1])
+        seen = None if mask.all() else mask
+        found = (checkpoint.encoder or checkpoint).hidden_states(ids, seen)
+        worst = max(worst, _worst(family, np.asarray(found), list(enumerate(states[0][row])), tolerance))
+        if checkpoint.encoder is not None:
+            heard, real = reference["decoder_ids"][row], reference["decoder_mask"][row]
+            _same_ids(family, checkpoint.shifted(checkpoint.ids(str(reference["target"][row]))), heard[real == 1])
+            found = checkpoint.reading(found[-1], seen).hidden_states(heard)
+            worst = max(
+                worst, _worst(f"{family}'s decoder", np.asarray(found), list(enumerate(states[1][row])), tolerance)
             )
-        found = checkpoint.hidden_states(ids, None if mask.all() else mask)
-        worst = max(worst, _worst(family, np.asarray(found), list(enumerate(states[row])), tolerance))
         logits = np.asarray(checkpoint.logits(found[-1]))
         _error(f"{family}'s logits are", logits, reference["logits"][row], tolerance)
-    return Parity(family, "family-tested", worst, tolerance, states.shape[1])
+    return Parity(family, "family-tested", worst, tolerance, sum(held.shape[1] for held in states))
 
 
 def against(checkpoint: Checkpoint, reference_file: str | Path) -> Parity:
@@ -79,7 +86,8 @@ def against(checkpoint: Checkpoint, reference_file: str | Path) -> Parity:
 
     The file is an ``.npz`` with ``ids`` (tokens,) or ``text``, with ``hidden_states`` (layers + 1, tokens, d) or
     ``last_hidden_state`` (tokens, d) or both, and, where the ids hold padding, ``attention_mask`` (tokens,). A batch axis of
-    length 1 is dropped. Float64 outputs are held to 1e-5 of the state's rms, float32 outputs to 1e-4.
+    length 1 is dropped. Of an encoder–decoder the ids or the text are the source's, ``decoder_ids`` (tokens,) what the decoder
+    read, and the states the decoder's. Float64 outputs are held to 1e-5 of the state's rms, float32 outputs to 1e-4.
 
     Raises
     ------
@@ -89,13 +97,19 @@ def against(checkpoint: Checkpoint, reference_file: str | Path) -> Parity:
         If the file is missing, damaged, or its arrays do not fit the model.
     """
     arrays = recorded.load(reference_file, "reference")
-    unknown = sorted(set(arrays) - set(KEYS))
+    known = KEYS if checkpoint.encoder is None else (*KEYS, "decoder_ids")
+    unknown = sorted(set(arrays) - set(known))
     if unknown:
-        raise ValueError(f"reference: unknown array {unknown[0]!r}; known are {', '.join(KEYS)}")
+        raise ValueError(f"reference: unknown array {unknown[0]!r}; known are {', '.join(known)}")
+    if "decoder_ids" in known and "decoder_ids" not in arrays:
+        raise ValueError("reference: needs 'decoder_ids' (tokens,), what the decoder read to come to these states")
     if not {"hidden_states", "last_hidden_state"} & set(arrays):
         raise ValueError("reference: needs 'hidden_states' (layers + 1, tokens, d) or 'last_hidden_state' (tokens, d)")
     ids = _row(arrays, "ids") if "ids" in arrays else checkpoint.ids(_text(arrays))
     mask = _row(arrays, "attention_mask") if "attention_mask" in arrays else None
+    if checkpoint.encoder is not None:
+        checkpoint = checkpoint.reading(checkpoint.encoder.hidden_states(ids, mask)[-1], mask)
+        ids, mask = _row(arrays, "decoder_ids"), None
     found = np.asarray(checkpoint.hidden_states(ids, mask))
     wanted: list[tuple[int, np.ndarray]] = []
     precisions = set()
@@ -130,6 +144,11 @@ def _error(what: str, found: np.ndarray, wanted: np.ndarray, tolerance: float) -
     if not error <= tolerance:
         raise ParityError(f"parity: {what} off by {error:.2g} of its rms (at most {tolerance:g} is rounding)")
     return error
+
+
+def _same_ids(family: str, found: np.ndarray, wanted: np.ndarray) -> None:
+    if not np.array_equal(found, wanted):
+        raise ParityError(f"parity: {family}'s tokenizer gives {found.tolist()}, transformers {wanted.tolist()}")
 
 
 def _row(arrays: dict[str, np.ndarray], name: str) -> np.ndarray:

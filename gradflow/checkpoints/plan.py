@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 
 from gradflow.attention import Attention
-from gradflow.checkpoints.config import Config
+from gradflow.checkpoints.config import ACTIVATIONS, Config
+from gradflow.cross_attention import CrossAttention
 from gradflow.experts import Experts
 from gradflow.mlp import MLP
+from gradflow.relative import Buckets
 from gradflow.rwkv import ChannelMix, TimeMix
 from gradflow.schemes import Scheme, scheme_of
 
@@ -86,6 +88,14 @@ class Plan(Sizes):
         Whether the decoder is the word table.
     softcap : float or None
         Logits become softcap·tanh(logits/softcap).
+    head_scale : float
+        Factor of the last hidden state before the decoder.
+    relative : Buckets or None
+        Which offsets share a number that attention adds to its logits.
+    encoder, cross : Plan, CrossAttention or None
+        Of a decoder with an encoder: that one's plan, and the branch between attention and MLP that asks it.
+    start : int
+        What the decoder reads before a target's first token.
     fixture : str
         The tiny model that vouches for this plan.
     """
@@ -110,6 +120,16 @@ class Plan(Sizes):
     reach: np.ndarray | None = None
     tied: bool = True
     softcap: float | None = None
+    head_scale: float = 1.0
+    relative: Buckets | None = None
+    encoder: "Plan | None" = None
+    cross: CrossAttention | None = None
+    start: int = 0
+
+    @property
+    def block(self) -> tuple[Any, ...]:
+        """The branches of a block, in order."""
+        return tuple(branch for branch in (self.attention, self.cross, self.mlp) if branch is not None)
 
     def sizes(self) -> dict[str, Any]:
         """Its numbers, JSON-ready."""
@@ -118,6 +138,7 @@ class Plan(Sizes):
         if isinstance(self.attention, TimeMix):
             del found["heads"]
             return found | {"channels": self.attention.size}
+        found |= {} if self.encoder is None else {"encoder_depth": self.encoder.depth}
         return found | {"kv_heads": self.attention.kv_heads_of(self.d), "head_size": self.attention.size_of(self.d)}
 
 
@@ -144,6 +165,14 @@ class Family:
     mlp : tuple of str
         The first matrix, of a gated one the other that the first is multiplied with, and the last; of expert ``e``, beside a
         ``router``, where there are several.
+    gated : tuple of str
+        The same where the activation's name says that it is gated, if it is that which says so.
+    cross : tuple of str
+        Modules W_Q, W_K, W_V, W_O of the attention between the two that asks the encoder, where there is one.
+    encoder : Family or None
+        The row of that encoder, whose tensors lie in the same file.
+    relative : str
+        The table of `Plan.relative`, of block ``l`` where each has its own.
     norms : tuple of tuple of str
         Of each sub-layer, what fills the scheme's slots in turn.
     qk_norms : tuple of str
@@ -156,8 +185,10 @@ class Family:
     in_out : bool
         Whether a block's matrices are stored (in, out).
     hidden, depth, heads, inner, activation, eps, table, size : str
-        Keys of config.json; ``eps`` may be the number that the model's code fixes, and a head's ``size`` d/heads. ``None``
-        where there are no heads, or no choice of an activation.
+        Keys of config.json; ``eps`` and ``table`` may be the number that the model's code fixes, and a head's ``size`` d/heads.
+        ``None`` where there are no heads, or no choice of an activation.
+    activations : mapping
+        What may stand there, and gradflow's name for it.
     defaults : mapping
         transformers' own, where config.json leaves a key out.
     only : mapping
@@ -189,6 +220,10 @@ class Family:
     qk_norms: tuple[str, ...] = ()
     router: str | None = None
     vectors: tuple[tuple[str, ...], ...] = ()
+    gated: tuple[str, ...] = ()
+    cross: tuple[str, ...] = ()
+    encoder: "Family | None" = None
+    relative: str = ""
     projection: tuple[str, ...] = ()
     in_out: bool = False
     hidden: str = "hidden_size"
@@ -197,8 +232,9 @@ class Family:
     inner: str = "intermediate_size"
     activation: str | None = "hidden_act"
     eps: str | float = "layer_norm_eps"
-    table: str = "max_position_embeddings"
+    table: str | int = "max_position_embeddings"
     size: str | None = None
+    activations: Mapping[str, str] = field(default_factory=lambda: ACTIVATIONS)
     defaults: Mapping[str, Any] = field(default_factory=dict)
     only: Mapping[str, tuple] = field(default_factory=dict)
     inert: tuple[str, ...] = ()
@@ -217,7 +253,7 @@ def plan(family: Family, stated: Mapping[str, Any]) -> Plan:
     config = Config(stated, family.defaults)
     for key, allowed in family.only.items():
         config.only(key, *allowed)
-    activation = config.activation(family.activation) if family.activation else ""
+    activation = config.activation(family.activation, family.activations) if family.activation else ""
     d, heads = config.whole(family.hidden, 3), config.whole(family.heads) if family.heads else 0
     if heads and d % heads and not (family.size and config.get(family.size)):
         raise ValueError(
@@ -229,7 +265,7 @@ def plan(family: Family, stated: Mapping[str, Any]) -> Plan:
         heads=heads,
         inner=config.whole(family.inner) if config.get(family.inner) or family.inner not in family.defaults else 4 * d,
         vocab=config.whole("vocab_size"),
-        positions=config.whole(family.table),
+        positions=config.whole(family.table) if isinstance(family.table, str) else family.table,
         eps=config.number(family.eps, 0, 1) if isinstance(family.eps, str) else family.eps,
         activation=activation,
     )
@@ -239,4 +275,6 @@ def plan(family: Family, stated: Mapping[str, Any]) -> Plan:
         found |= {"mlp": MLP(activation, sizes.inner / d, gated=len(family.mlp) == 3)}
     found |= vars(sizes) | family.details(config, sizes)
     config.refuse_others(family.inert)
+    if family.encoder is not None:
+        found["encoder"] = plan(family.encoder, stated)
     return Plan(**found)
