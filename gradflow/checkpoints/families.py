@@ -1,4 +1,4 @@
-"""The families of models that are read: one row each, of encoders, causal models with attention or a recurrence, and both in one."""
+"""The families of models that are read, a row each: encoders, causal models with attention or a recurrence, and both in one."""
 
 from collections.abc import Mapping
 from typing import Any
