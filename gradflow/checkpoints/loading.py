@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradflow import precision
+from gradflow.attention import Attention
 from gradflow.branches import joined
 from gradflow.checkpoints import memory as needs
 from gradflow.checkpoints.families import plan_of
@@ -62,16 +63,17 @@ class Reader:
 
     def layer_norm(self, module: str, eps: float | None = None) -> Norm:
         """One norm outside of the blocks."""
-        return self.made(*map(jnp.asarray, self.norm(module)), eps)
+        gain, bias = map(jnp.asarray, self.norm(module))
+        return self.made(gain, bias, eps)
 
     def made(self, gain: Any, bias: Any, eps: float | None = None) -> Norm:
         """A norm of the family's kind; ε is the plan's unless given."""
         return Norm(gain, bias, row=self.family.norm, eps=self.plan.eps if eps is None else eps)
 
-    def attention(self, block: str) -> dict[str, np.ndarray]:
+    def attention(self, own: Attention, block: str) -> dict[str, np.ndarray]:
         """A block's W_Q, W_K, W_V, W_O, biases, and gains behind the norms of queries and keys."""
         plan, family = self.plan, self.family
-        size, heads, few = plan.attention.size_of(plan.d), plan.heads, plan.attention.kv_heads_of(plan.d)
+        size, heads, few = own.size_of(plan.d), plan.heads, own.kv_heads_of(plan.d)
         rows = {"q": heads * size, "k": few * size, "v": few * size}
         *first, out = (block + module for module in family.attention)
         if len(first) == 1:
@@ -85,7 +87,7 @@ class Reader:
         found["o"] = self.affine(out, plan.d, heads * size, "o" in plan.biases, family.in_out)
         gains: dict[str, np.ndarray] = {}
         for n, module in zip("qk", family.qk_norms, strict=bool(family.qk_norms)):
-            gains[f"gain_{n}"] = self.norm(block + module, rows[n] if plan.attention.qk_whole else size)[0]
+            gains[f"gain_{n}"] = self.norm(block + module, rows[n] if own.qk_whole else size)[0]
         return _named(found) | gains
 
     def mlp(self, block: str) -> dict[str, np.ndarray]:
@@ -118,8 +120,9 @@ class Reader:
     def branches(self, block: str) -> list[dict[str, np.ndarray]]:
         """Parameters of both branches of a block."""
         plan, family = self.plan, self.family
-        if not isinstance(plan.attention, TimeMix) or not isinstance(plan.mlp, ChannelMix):
-            return [self.attention(block), self.mlp(block)]
+        if isinstance(plan.attention, Attention):
+            return [self.attention(plan.attention, block), self.mlp(block)]
+        assert isinstance(plan.mlp, ChannelMix)
         first, second = family.vectors
         return [
             self.mixer(plan.attention, block, family.attention, first),
