@@ -229,7 +229,7 @@ def follow(
     """
     for branch in map(_undropped, _parts(branches)):
         if hasattr(branch, "of_law"):
-            branch.of_law()
+            branch.of_law()  # type: ignore[attr-defined]
     if not all(isinstance(_undropped(b), Attention) or hasattr(b, "pairs") for b in _parts(branches)):
         raise ValueError("block: a branch of yours needs `pairs` for a law of several tokens")
     if norm not in (*LENGTHS, "none"):

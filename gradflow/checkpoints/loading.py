@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradflow import precision
+from gradflow.attention import Attention
 from gradflow.branches import joined
 from gradflow.checkpoints import lazy
 from gradflow.checkpoints import memory as needs
@@ -77,7 +78,8 @@ class Reader:
 
     def layer_norm(self, module: str, eps: float | None = None) -> Norm:
         """One norm outside of the blocks."""
-        return self.made(*map(jnp.asarray, self.norm(module)), eps)
+        gain, bias = map(jnp.asarray, self.norm(module))
+        return self.made(gain, bias, eps)
 
     def made(self, gain: Any, bias: Any, eps: float | None = None) -> Norm:
         """A norm of the family's kind; ε is the plan's unless given."""
@@ -89,10 +91,10 @@ class Reader:
         family, plan = self.family.encoder, self.plan.encoder
         return None if family is None or plan is None else replace(self, family=family, plan=plan)
 
-    def attention(self, block: str, modules: tuple[str, ...]) -> dict[str, np.ndarray]:
+    def attention(self, own: Attention, block: str, modules: tuple[str, ...]) -> dict[str, np.ndarray]:
         """A block's W_Q, W_K, W_V, W_O, biases, and gains behind the norms of queries and keys."""
         plan, family = self.plan, self.family
-        size, heads, few = plan.attention.size_of(plan.d), plan.heads, plan.attention.kv_heads_of(plan.d)
+        size, heads, few = own.size_of(plan.d), plan.heads, own.kv_heads_of(plan.d)
         rows = {"q": heads * size, "k": few * size, "v": few * size}
         *first, out = (block + module for module in modules)
         if len(first) == 1:
@@ -106,7 +108,7 @@ class Reader:
         found["o"] = self.affine(out, plan.d, heads * size, "o" in plan.biases, family.in_out)
         gains: dict[str, np.ndarray] = {}
         for n, module in zip("qk", family.qk_norms, strict=bool(family.qk_norms)):
-            gains[f"gain_{n}"] = self.norm(block + module, rows[n] if plan.attention.qk_whole else size)[0]
+            gains[f"gain_{n}"] = self.norm(block + module, rows[n] if own.qk_whole else size)[0]
         return _named(found) | gains
 
     def mlp(self, block: str) -> dict[str, np.ndarray]:
@@ -140,9 +142,10 @@ class Reader:
     def branches(self, block: str) -> list[dict[str, np.ndarray]]:
         """Parameters of each branch of a block."""
         plan, family = self.plan, self.family
-        if not isinstance(plan.attention, TimeMix) or not isinstance(plan.mlp, ChannelMix):
-            attentions = [self.attention(block, each) for each in (family.attention, family.cross) if each]
-            return [*attentions, self.mlp(block)]
+        if isinstance(plan.attention, Attention):
+            modules = (each for each in (family.attention, family.cross) if each)
+            return [*(self.attention(plan.attention, block, each) for each in modules), self.mlp(block)]
+        assert isinstance(plan.mlp, ChannelMix)
         first, second = family.vectors
         return [
             self.mixer(plan.attention, block, family.attention, first),
