@@ -132,7 +132,8 @@ class _Case:
         if batched:  # one network, many states
             keys = jnp.broadcast_to(keys[:1], keys.shape)
         start = jnp.asarray(states, stack.dtype)
-        if streamed := isinstance(self.weights, Blocks):
+        streamed = isinstance(self.weights, Blocks)
+        if isinstance(self.weights, Blocks) and isinstance(stack, Stack):
             back: Any = sent if loss is None else functools.partial(gradient_of, loss)
             rows = self.weights.rows(stack, start, back, None if real is None else jnp.asarray(real))
         else:
