@@ -159,9 +159,10 @@ class _Case:
         keys = jax.random.split(jax.random.key(self.key), shape[0])
         if batched:  # one network, many states
             keys = jnp.broadcast_to(keys[:1], keys.shape)
-        start, streamed = jnp.asarray(states, stack.dtype), isinstance(self.weights, Blocks)
-        if streamed:
-            back = sent if loss is None else functools.partial(gradient_of, loss)
+        start = jnp.asarray(states, stack.dtype)
+        streamed = isinstance(self.weights, Blocks)
+        if isinstance(self.weights, Blocks) and isinstance(stack, Stack):
+            back: Any = sent if loss is None else functools.partial(gradient_of, loss)
             rows = self.weights.rows(stack, start, back, None if real is None else jnp.asarray(real))
         else:
             rows = measure(

@@ -100,7 +100,8 @@ def at_places(
 
         return jax.lax.map(one, (picked, wanted))
 
-    total, slope, own, own_slope = np.full(shape, -np.inf), 0.0, 0.0, 0.0
+    total, own = np.full(shape, -np.inf), np.zeros(shape)
+    slope = own_slope = np.zeros(())
     with precision.scope("float64"):
         picked = jnp.take_along_axis(jnp.asarray(outs), jnp.asarray(at)[..., None], 1)
         for piece in _pieces(head):
@@ -108,9 +109,9 @@ def at_places(
             both = np.logaddexp(total, more)
             slope = np.exp(total - both)[..., None] * slope + np.exp(more - both)[..., None] * towards
             total, own, own_slope = both, own + label, own_slope + label_slope
-    gradients = np.zeros(outs.shape)
+    gradients, each = np.zeros(outs.shape), weight[..., None] * (slope - own_slope)
     for row, where in enumerate(at):
-        np.add.at(gradients[row], where, weight[row, :, None] * (slope - own_slope)[row])
+        np.add.at(gradients[row], where, each[row])
     return np.sum(weight * (total - own), 1), gradients
 
 
