@@ -175,7 +175,7 @@ def test_the_rule_is_a_ratio_to_the_median_at_enough_depths():
     real, listed = np.ones((1, 7), bool), list(found.values())
     left = {apart: sinks.others(listed, real, apart) for apart in (None, "auto", "first", "sinks")}
     assert left[None] is None
-    assert [np.flatnonzero(~left[name][0]).tolist() for name in ("auto", "first", "sinks")] == [[0, 4], [0], [0, 4]]
+    assert [np.flatnonzero(~left[name][0]).tolist() for name in ("auto", "first", "sinks")] == [[0, 4], [0], [0, 4]]  # type: ignore[index]
     assert sinks.others(listed[:1], real, "auto") is None  # none stands out
     assert sinks.others(listed[:1], np.ones((1, 1), bool), "first") is None  # there is no other
 
