@@ -88,7 +88,7 @@ class Streams:
 
 def _path(checkpoint: Checkpoint, way: Trajectory, i: int, real: np.ndarray) -> Path:
     """One text's real tokens, on the host."""
-    stack, weights = checkpoint.stack, checkpoint.weights
+    stack, weights = checkpoint.stack, checkpoint.whole
     x, u, added, out = (np.asarray(leaf)[i][..., real, :] for leaf in (way.x, way.u, way.added, way.out))
     assert weights.norms is not None  # a checkpoint's are read
     slots = [each[2] for each in weights.norms]

@@ -97,7 +97,10 @@ _T5: dict[str, Any] = dict(attention="attention", gated=False, activation="feed_
 LAYOUTS = (
     # its own initialisation draws the output matrices S^(−1/2) as large: the catalogue's row of that name, a pre-LN
     Layout(("gpt2",), "gpt2", depth="n_layer", d="n_embd", **_GPT2),
-    *(Layout(f.model_types, "post-ln", depth=f.depth, d=f.hidden, activation=f.activation, **_BERT) for f in ENCODERS),
+    *(
+        Layout(f.model_types, "post-ln", depth=f.depth, d=f.hidden, activation=str(f.activation), **_BERT)
+        for f in ENCODERS
+    ),
     Layout(("llama", "mistral", "qwen2"), "pre-ln"),
     Layout(("gemma2",), "sandwich", activation="hidden_activation", default="gelu_pytorch_tanh"),
     Layout(("olmo2",), "res-post-norm"),

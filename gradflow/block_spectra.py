@@ -91,7 +91,7 @@ def of(
     stack, texts = checkpoint.stack, [state[seen] for state, seen in zip(states, real, strict=True)]
     assert stack.scheme.alpha == 1 == stack.scheme.beta  # else a block alone has other multipliers
     one, total = dataclasses.replace(stack, depth=1, final_norm=False), len(texts) * (stack.depth + 1)
-    cost = sum(_forecast(stack, text, checkpoint.weights, top) for text in texts)
+    cost = sum(_forecast(stack, text, checkpoint.whole, top) for text in texts)
     cost += sum(stack.depth * _forecast(one, text, _block(checkpoint, 0), top) for text in texts)
     if cost > choice.SLOW:
         said = f"{total} spectra of {top} values: about {duration(cost)} after compilation"
@@ -106,7 +106,7 @@ def of(
             if progress is not None:
                 progress(done, total)
         blocks.append(found)
-        whole.append(_largest(stack, text, checkpoint.weights, top, key))
+        whole.append(_largest(stack, text, checkpoint.whole, top, key))
         done += 1
         if progress is not None:
             progress(done, total)
@@ -126,7 +126,7 @@ def of(
 
 def _block(checkpoint: Checkpoint, l: int) -> Given:
     """One block's weights, as a stack of depth 1 takes them."""
-    weights = checkpoint.weights
+    weights = checkpoint.whole
     params, norms = jax.tree.map(lambda leaf: leaf[l : l + 1], (weights.params, weights.norms))
     return Given(params, norms)
 

@@ -94,7 +94,7 @@ def what_if(
             raise ValueError("source: a detached audit follows no gradient of the network; audit without detached")
     rows = [rewiring.checked(row) for row in named]
     if not isinstance(source, Audit):
-        rewiring.refuse_parallel(plan_of(read(source).config)[1].parallel)
+        rewiring.refuse(plan_of(read(source).config)[1].block)
     a = (
         source
         if isinstance(source, Audit)
@@ -153,7 +153,7 @@ class _Bench:
             sent = precision.normal(draw, (len(states), 1, *states.shape[1:]), "float64")[:, 0] * real[..., None]
 
         def one(x: jax.Array, sent: jax.Array, seen: jax.Array) -> foretelling.Way:
-            return foretelling.way(checkpoint.stack, bare.seen(checkpoint.weights, seen), x, sent)
+            return foretelling.way(checkpoint.stack, bare.seen(checkpoint.whole, seen), x, sent)
 
         ways = jax.vmap(one)(jnp.asarray(states), jnp.asarray(sent), jnp.asarray(real))
         return replace(bare, losses=losses, ways=ways)
@@ -186,13 +186,13 @@ class _Bench:
     def placed(self, row: Scheme, gains: str) -> Case:
         """In another placement."""
         return self._case(
-            row.name, row, None, *rewiring.rewired(self.checkpoint.stack, self.checkpoint.weights, row, gains)
+            row.name, row, None, *rewiring.rewired(self.checkpoint.stack, self.checkpoint.whole, row, gains)
         )
 
     def edited(self, edit: Edit) -> Case:
         """With one edit."""
         own = self.checkpoint.stack
-        wired = rewiring.rewired(own, self.checkpoint.weights, own.scheme)
+        wired = rewiring.rewired(own, self.checkpoint.whole, own.scheme)
         return self._case(str(edit), own.scheme, edit, *edited(*wired, edit, self.audit.profile.labels))
 
     def _case(self, name: str, row: Scheme, edit: Edit | None, stack: Stack, weights: Given) -> Case:

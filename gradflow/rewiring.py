@@ -4,6 +4,7 @@ A slot that the model has keeps its trained norm; one that it lacks gets γ = 1,
 only the division goes: a branch still reads through the γ and b that it was trained behind.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,7 +12,10 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from gradflow import checks, streams
+from gradflow.attention import Attention
 from gradflow.branches import Params
+from gradflow.experts import Experts
+from gradflow.mlp import MLP
 from gradflow.norms import AnyNorm, Norm
 from gradflow.parallel import Parallel
 from gradflow.schemes import Scheme, scheme_of
@@ -21,10 +25,18 @@ GAINS = ("kept", "unit")
 READERS = ("_q", "_k", "_v", "_in", "_gate", "_router")  # what sees a branch's input
 
 
-def refuse_parallel(parallel: bool) -> None:
-    """Refuse a network whose branches share a sub-layer."""
-    if parallel:
+def refuse(block: Sequence[Any]) -> None:
+    """Refuse a network whose branches share a sub-layer, or read more than their matrices say.
+
+    Raises
+    ------
+    ValueError
+    """
+    if len(block) == 1 and isinstance(block[0], Parallel):
         raise ValueError("schemes: this model's branches share a sub-layer (parallel residual), which is not re-wired")
+    for branch in block:
+        if not isinstance(branch, Attention | MLP | Experts):
+            raise ValueError(f"schemes: a model with {branch.name!r} is not re-wired")
 
 
 def checked(spec: str | Scheme) -> Scheme:
@@ -62,7 +74,7 @@ def rewired(stack: Stack, weights: Given, spec: str | Scheme, gains: str = "kept
         As `checked`, and for a parallel residual.
     """
     checks.one_of("gains", gains, GAINS)
-    refuse_parallel(any(isinstance(branch, Parallel) for branch in stack.block))
+    refuse(stack.block)
     row = checked(spec)
     numbers = replace(stack, scheme=row).multipliers()
     if row.name == stack.scheme.name:

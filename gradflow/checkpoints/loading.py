@@ -11,7 +11,6 @@ import numpy as np
 
 from gradflow import precision
 from gradflow.attention import Attention
-from gradflow.branches import joined
 from gradflow.checkpoints import lazy
 from gradflow.checkpoints import memory as needs
 from gradflow.checkpoints.families import plan_of
@@ -187,11 +186,11 @@ class Reader:
 
     def slots(self, norms: list[list[tuple[Any, Any]]]) -> tuple[Slots, ...]:
         """The norms of each sub-layer, in the scheme's slots."""
-        given = [iter(each) for each in norms]
-        kinds = self.plan.scheme.slots
-        return tuple(
-            tuple(self.made(*map(jnp.asarray, next(each))) if slot else None for slot in kinds) for each in given
-        )  # type: ignore[return-value]
+        slots: list[Any] = []
+        for each in norms:
+            filled = iter([self.made(jnp.asarray(gain), jnp.asarray(bias)) for gain, bias in each])
+            slots.append(tuple(next(filled) if slot else None for slot in self.plan.scheme.slots))
+        return tuple(slots)
 
     def last(self) -> Norm | None:
         """The final norm, where the family has one."""
@@ -243,7 +242,7 @@ class Reader:
         family, plan, beside = self.family, self.plan, self.beside
         stack = Stack.make(
             plan.scheme,
-            (joined(plan.block),) if plan.parallel else plan.block,
+            plan.block,
             plan.depth,
             plan.d,
             norm=family.norm,

@@ -123,6 +123,19 @@ class Checkpoint:
         """The most tokens of a text."""
         return self.plan.positions
 
+    @property
+    def whole(self) -> Given:
+        """Its weights, all at once.
+
+        Raises
+        ------
+        ValueError
+            If they are read block by block.
+        """
+        if not isinstance(self.weights, Given):
+            raise ValueError("weights: are streamed, and this needs them all at once; load with stream=False")
+        return self.weights
+
     def ids(self, text: str) -> np.ndarray:
         """Token ids of a text, special tokens included, never truncated: (tokens,)."""
         return self._checked(tokens.encode(self.path, text))
@@ -164,10 +177,9 @@ class Checkpoint:
         with precision.scope("float64"):
             each = {"memory": jnp.asarray(memory)} | ({} if mask is None else {"memory_mask": jnp.asarray(mask, bool)})
             along = {name: jnp.broadcast_to(leaf, (self.plan.depth, *leaf.shape)) for name, leaf in each.items()}
-        assert isinstance(self.weights, Given)  # an encoder–decoder is not streamed
-        pairs = zip(self.stack.block, self.weights.params, strict=True)
+        pairs = zip(self.stack.block, self.whole.params, strict=True)
         params = tuple(p | along if isinstance(branch, CrossAttention) else p for branch, p in pairs)
-        return replace(self, weights=replace(self.weights, params=params))
+        return replace(self, weights=replace(self.whole, params=params))
 
     def shifted(self, target: Any) -> np.ndarray:
         """What the decoder reads to foretell a target's ids: its start, and all of them but the last."""

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradflow.attention import Attention
+from gradflow.branches import joined
 from gradflow.checkpoints.config import ACTIVATIONS, Config
 from gradflow.cross_attention import CrossAttention
 from gradflow.experts import Experts
@@ -128,8 +129,9 @@ class Plan(Sizes):
 
     @property
     def block(self) -> tuple[Any, ...]:
-        """The branches of a block, in order."""
-        return tuple(branch for branch in (self.attention, self.cross, self.mlp) if branch is not None)
+        """The branches of a block's sub-layers, in order."""
+        each: Any = tuple(branch for branch in (self.attention, self.cross, self.mlp) if branch is not None)
+        return (joined(each),) if self.parallel else each
 
     def sizes(self) -> dict[str, Any]:
         """Its numbers, JSON-ready."""
