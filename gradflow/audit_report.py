@@ -38,7 +38,10 @@ def audit(a: Audit) -> Group:
         parts += [*([""] if a.apart is None else []), audit_tables.growth(a)]
     if a.spectra is not None:
         parts += [audit_tables.spectra(a)]
-    return Group(*parts, *audit_tables.findings(a), "", Text(f"Verdict: {a.verdict}"))
+    below = audit_tables.findings(a)
+    if below or isinstance(parts[-1], Text):  # a table ends with an empty line of its own
+        below.append("")
+    return Group(*parts, *below, Text(f"Verdict: {a.verdict}"))
 
 
 def _tables(a: Audit) -> Group:

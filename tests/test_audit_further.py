@@ -127,6 +127,7 @@ def test_a_planted_sink_is_found_and_the_other_tokens_gradient_is_plain_autodiff
     assert a.profile.stream_rms[0, 0] > 10 * a.apart.profile.stream_rms[0, 0]
 
 
+@pytest.mark.slow
 def test_behind_output_norms_too_with_padding_and_probes(bert):
     rows = [np.array([2, 9, 8, 11, 7, 3]), np.array([2, 10, 12, 3])]
     real = np.arange(6) < np.array([[6], [4]])
@@ -189,7 +190,7 @@ def test_parts_of_a_post_norm_stream_are_its_derivatives_by_their_factors(bert):
 
     row = np.array([2, 9, 8, 11, 7, 3])
     states, real = audits._batch(bert, [row])
-    way, _ = audits._run(bert, states, real)
+    way, _ = audits.forward(bert, states, real)
     path = apart._path(bert, way, 0, real[0])
     slots = [slots[2] for slots in bert.weights.norms]
 

@@ -67,7 +67,7 @@ def test_the_gradient_of_the_loss_is_transformers_own(loaded, case):
     checkpoint, wanted = loaded[case], reference(case)
     ids = wanted["ids"]
     states, real = audits._batch(checkpoint, ids)
-    _, outs = audits._run(checkpoint, states, real)
+    _, outs = audits.forward(checkpoint, states, real)
     _, sent = losses.at_places(checkpoint, outs, [np.arange(ids.size - 1)], [ids[0, 1:]])
     with precision.scope("float64"):
         run = lambda x: checkpoint.behind(checkpoint.stack.trace(checkpoint.weights, x).out)  # noqa: E731
@@ -323,7 +323,7 @@ def test_texts_of_several_lengths_are_as_they_are_alone(eager, loaded):
     checkpoint = loaded["gemma2"]
     rows = [reference("gemma2")["ids"][0], np.array([0, 22, 8, 21, 28])]
     states, real = audits._batch(checkpoint, rows)
-    _, outs = audits._run(checkpoint, states, real)
+    _, outs = audits.forward(checkpoint, states, real)
     for row, out in zip(rows, outs, strict=True):
         np.testing.assert_allclose(out[: row.size], checkpoint.hidden_states(row)[-1], atol=1e-12)
 

@@ -60,7 +60,7 @@ def test_it_is_derived_then_used(monkeypatch, x64):
 
 
 @pytest.mark.repeats
-@pytest.mark.parametrize("out", [True, False])
+@pytest.mark.parametrize("out", [False, True])
 def test_every_curve_is_autodiffs_with_all_statistics_held(out, x64):
     d, tokens, length = 6, 3, lambda t: jnp.sqrt(jnp.mean(t**2, -1, keepdims=True))
     scheme = Scheme("all", "test", "", norm_in=True, norm_branch=True, norm_out=out, alpha=sympy.Integer(2))

@@ -25,8 +25,8 @@ from gradflow.checkpoints.parity import FIXTURES
 ENGLISH = ["The gradient flows through a deep stack", "A stack flows"]
 SHORT = ["The gradient flows", "The gradient"]
 CASES = {
-    "gemma3": {},  # windows and turns that vary over depth, norms around the branch, a soft-capped loss
     "bert": {"cotangent": "mlm"},
+    "gemma3": {},  # windows and turns that vary over depth, norms around the branch, a soft-capped loss
     "gpt_neox": {},  # both branches at once
     "llama-gguf": {"cotangent": "gaussian", "probes": 2},
     "roberta": {"cotangent": "pooled"},

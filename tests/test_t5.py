@@ -247,6 +247,7 @@ def whole(checkpoint):
     return lambda source, own: run(checkpoint, own, run(checkpoint.encoder, source, None))
 
 
+@pytest.mark.slow
 def test_exact_is_transformers_own_gradient_in_both_stacks(monkeypatch, tmp_path):
     wanted, saved = reference("t5"), tmp_path / "t5.json"
     monkeypatch.setattr(
@@ -325,6 +326,7 @@ def test_bad_input_is_one_line_before_a_weight_is_read(monkeypatch, name):
     refused(lambda: gradflow.audit(**{"path": FIXTURES / case, "text": "It flows"} | options), message)
 
 
+@pytest.mark.slow
 def test_a_recording_of_the_weights_is_of_the_decoders_states(eager, loaded, tmp_path):
     wanted, file = reference("t5"), tmp_path / "r.npz"
     held = {"ids": wanted["ids"][1], "attention_mask": wanted["attention_mask"][1]}

@@ -19,7 +19,7 @@ import gradflow
 from gradflow import precision
 from gradflow.schemes import SCHEMES
 from gradflow.stack import Drawn
-from gradflow.training import data, library, model, results, rounding, run, schedules
+from gradflow.training import data, library, model, results, rounding, run, schedules, store
 from gradflow.training.first_step import first_step, many_tokens
 from gradflow.training.optimizers import Optimizer
 from gradflow.training.settings import Settings, product
@@ -247,6 +247,7 @@ def test_adamw_decays_matrices_alone(text):
     assert not jnp.any(direction.weights.alpha)
 
 
+@pytest.mark.slow
 def test_what_is_said_of_the_first_step_is_what_it_does(text):
     each = settings()
     program, m, train, key = drawn(each, text)
