@@ -5,7 +5,7 @@ Weights are those of `gradflow.stack` (`Drawn`, `Given`); the row's own numbers 
 """
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import jax
@@ -80,7 +80,7 @@ class StreamStack:
                 raise ValueError(
                     f"d: leaves heads of width {branch.size_of(d)} to be normed; at least {least} it takes"
                 )
-        return cls(row, **{name: getattr(plain, name) for name in vars(plain) if name != "scheme"})
+        return cls(row, **{f.name: getattr(plain, f.name) for f in fields(cls) if f.name != "scheme"})
 
     sublayers, mixes, layer = Stack.sublayers, Stack.mixes, Stack.layer  # one definition, of what both have
 

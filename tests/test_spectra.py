@@ -46,7 +46,7 @@ def plain_values(model, x):
         ("post-ln", ["attention", "mlp:gelu"], "exact"),
         pytest.param("sandwich", ["mlp:tanh"], "exact", marks=pytest.mark.slow),
         pytest.param("deepnorm", ["attention", "mlp:gelu"], "trunk", marks=pytest.mark.slow),
-        ("mix-ln", ["mlp:silu"], "trunk"),
+        pytest.param("mix-ln", ["mlp:silu"], "trunk", marks=pytest.mark.slow),
     ],
 )
 def test_dense_is_the_svd_of_autodiff_whatever_the_chunk(scheme, block, path):
@@ -146,7 +146,8 @@ def test_the_measured_error_is_that_of_a_planted_fault():
     assert math.exp(seen) == pytest.approx(np.linalg.norm(fault), rel=0.6)  # 8 pairs: about 25 % of spread
 
 
-@pytest.mark.parametrize("trace", ["hutchinson", pytest.param("xtrace", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("trace", ["hutchinson", "xtrace"])
 def test_ritz_values_lie_within_their_residuals_and_probes_within_their_errors(trace):
     net = network(Stack.make("pre-ln", ["attention", "mlp:gelu"], 3, 24), 5)
     exact = plain_values(net.run, net.x)

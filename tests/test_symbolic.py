@@ -93,7 +93,10 @@ CORRUPTIONS = {
 }
 
 
-@pytest.mark.parametrize(("name", "corrupt"), CORRUPTIONS.items(), ids=CORRUPTIONS.keys())
+MARKED = [pytest.param(*row, marks=pytest.mark.slow) if row[0] == "streams" else row for row in CORRUPTIONS.items()]
+
+
+@pytest.mark.parametrize(("name", "corrupt"), MARKED, ids=CORRUPTIONS.keys())
 def test_a_corrupted_formula_fails_its_checks(name, corrupt):
     derivation = derive(name)
     wrong = dataclasses.replace(derivation, result=sp.Eq(derivation.result.lhs, corrupt(derivation.result.rhs)))

@@ -222,10 +222,11 @@ def test_qk_norm_takes_the_scale_out_of_the_scores():
 EVERYTHING = MLP("relu", hidden_norm="layernorm", bias_in=0.5, bias=0.3)
 NETWORKS = [
     pytest.param("post-ln", (Attention(2), "mlp:relu"), {"cotangent_cosine": 0.3}, marks=pytest.mark.slow),
-    (
+    pytest.param(
         "pre-ln",
         (Attention(2, True, qk_norm=True, rope=True, hidden_norm="rms"), Dropout(EVERYTHING, 0.2)),
         {"token_cosine": 0.4},
+        marks=pytest.mark.slow,
     ),
     pytest.param("sandwich", (Attention(2, rope=True), "glu:silu"), {"token_cosine": 0.4}, marks=pytest.mark.slow),
     pytest.param("pre-ln", (Attention(2, True), "mlp:gelu"), {"cotangent_cosine": 1.0}, marks=pytest.mark.slow),

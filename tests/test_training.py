@@ -170,7 +170,7 @@ def _flat(weights, k, block):
     return [np.asarray(leaf[block], np.float64).ravel() for leaf in weights.params[k].values()]
 
 
-@pytest.mark.repeats(keep=7)
+@pytest.mark.repeats(keep=3)
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda row: row.name)
 def test_a_drawn_model_is_the_scheme_as_the_stack_draws_it(scheme, text, eager):
     each = settings(scheme=scheme, dtype="float64")
@@ -280,6 +280,7 @@ def test_what_is_said_of_the_first_step_is_what_it_does(text):
     np.testing.assert_allclose(said.update[1::2], np.hypot(v, w), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_stopped_map_goes_on_where_it_was(text, tmp_path, monkeypatch):
     monkeypatch.setattr(run, "SAVE", 0.0)
     options = SMALL | {"scheme": ["post-ln", "deepnorm"], "lr": [1e-2, 30.0], "warmup": 0, "key": 3, "text": text}

@@ -180,6 +180,7 @@ def test_inits_reach_the_law(init, q):
     assert law.settings["init"] == init
 
 
+@pytest.mark.slow
 def test_an_init_is_that_of_the_branches():
     """Given by name to law and design as to compare; attention's before it is taken for W_O W_V."""
     block = ("attention", "mlp:gelu")
