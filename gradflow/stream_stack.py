@@ -83,6 +83,7 @@ class StreamStack:
         return cls(row, **{f.name: getattr(plain, f.name) for f in fields(cls) if f.name != "scheme"})
 
     sublayers, mixes, layer = Stack.sublayers, Stack.mixes, Stack.layer  # one definition, of what both have
+    detached = False  # its norms never are
 
     @property
     def slots(self) -> tuple[Slots, ...]:
