@@ -29,7 +29,7 @@ DEEP = {"depth": 18, "seeds": 2}
 RATES = [3e-4, 1e-3, 3e-3, 1e-2, 3e-2]
 BOTH = SIX | {"scheme": ["post-ln", "pre-ln"], "warmup": 200}
 # three times the 400 steps of "rates", each scheme at the rate that did best there
-TUNED = SIX | {"warmup": 200, "steps": 1200, "schedule": "cosine"}
+TUNED = {"depth": 6, "seeds": 2, "warmup": 200, "steps": 1200, "schedule": "cosine"}
 SMALL = argparse.__file__  # a text that these steps read a dozen times over
 
 # name -> calls of gradflow.warmup whose runs stand in one figure
@@ -50,8 +50,8 @@ EXPERIMENTS = {
     "tuned": [TUNED | {"scheme": "post-ln", "lr": 3e-3}, TUNED | {"scheme": "pre-ln", "lr": 1e-2}],
     "small-text": [TUNED | {"scheme": s, "lr": lr, "text": SMALL} for s, lr in (("post-ln", 3e-3), ("pre-ln", 1e-2))],
     "deep-remedies": [
-        {"depth": 18, "seeds": 2, "scheme": ["admin-closed", "sandwich"], "warmup": 0},
-        {"depth": 18, "seeds": 1, "scheme": "post-ln", "warmup": 400, "lr": [1e-3, 3e-4], "steps": 1200},
+        {"depth": 18, "seeds": 1, "scheme": ["admin-closed", "sandwich"], "warmup": 0},
+        {"depth": 18, "seeds": 1, "scheme": "post-ln", "warmup": 400, "lr": 1e-3, "steps": 1200},
     ],
     "no-warm-up": [{"depth": 6, "seeds": 2, "scheme": "post-ln", "warmup": 0, "lr": RATES[3:]}],
 }
