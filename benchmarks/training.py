@@ -30,7 +30,6 @@ RATES = [3e-4, 1e-3, 3e-3, 1e-2, 3e-2]
 BOTH = SIX | {"scheme": ["post-ln", "pre-ln"], "warmup": 200}
 # three times the 400 steps of "rates", each scheme at the rate that did best there
 TUNED = {"depth": 6, "seeds": 2, "warmup": 200, "steps": 1200, "schedule": "cosine"}
-SMALL = argparse.__file__  # a text that these steps read a dozen times over
 
 # name -> calls of gradflow.warmup whose runs stand in one figure
 EXPERIMENTS = {
@@ -48,7 +47,6 @@ EXPERIMENTS = {
     "rates": [BOTH | {"seeds": 2, "lr": RATES}],
     "norms": [BOTH | {"norm": ["layernorm", "rms"]}],
     "tuned": [TUNED | {"scheme": "post-ln", "lr": 3e-3}, TUNED | {"scheme": "pre-ln", "lr": 1e-2}],
-    "small-text": [TUNED | {"scheme": s, "lr": lr, "text": SMALL} for s, lr in (("post-ln", 3e-3), ("pre-ln", 1e-2))],
     "deep-remedies": [
         {"depth": 18, "seeds": 1, "scheme": ["admin-closed", "sandwich"], "warmup": 0},
         {"depth": 18, "seeds": 1, "scheme": "post-ln", "warmup": 400, "lr": 1e-3, "steps": 1200},
@@ -62,9 +60,8 @@ DPI = {True: 110, False: 85}  # the others have six panels, in 400 kB
 
 
 def folder(out, call):
-    """Where a call's runs are: files there are named by what a folder may vary, which schedule, steps and text are not."""
-    own = [str(call[k]) for k in ("schedule", "steps") if k in call]
-    return out / "-".join([*own, *[Path(call["text"]).stem] * ("text" in call)])
+    """Where a call's runs are: files there are named by what a folder may vary, which schedule and steps are not."""
+    return out / "-".join(str(call[k]) for k in ("schedule", "steps") if k in call)
 
 
 def run(name, out):

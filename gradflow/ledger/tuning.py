@@ -50,7 +50,7 @@ def pre_ln_rates(root: Path) -> Figures:
 
 def post_ln_lower(root: Path) -> Figures:
     """Held-out loss of post-LN less that of pre-LN, key by key, same rate or each at its best; and of their gaps."""
-    files = {"same": ("warm-up", {"warmup": 200}), "tuned": ("tuned", {}), "small": ("small-text", {})}
+    files = {"same": ("warm-up", {"warmup": 200}), "tuned": ("tuned", {})}
     found = {}
     for name, (file, settings) in files.items():
         post, pre = ({r["key"]: r for r in runs(root, file, scheme=s, **settings)} for s in ("post-ln", "pre-ln"))
