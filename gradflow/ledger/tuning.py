@@ -54,9 +54,7 @@ def post_ln_lower(root: Path) -> Figures:
     found = {}
     for name, (file, settings) in files.items():
         post, pre = ({r["key"]: r for r in runs(root, file, scheme=s, **settings)} for s in ("post-ln", "pre-ln"))
-        losses = {part: [post[key][part] - pre[key][part] for key in post] for part in ("held_out", "train")}
-        found[name] = over(losses["held_out"])
-        found[f"{name}_gap"] = over(np.subtract(losses["held_out"], losses["train"]).tolist())
+        found[name] = over([post[key]["held_out"] - pre[key]["held_out"] for key in post])
     return found
 
 
