@@ -27,7 +27,9 @@ DOCS = Path(__file__).resolve().parent.parent / "docs" / "training"
 SIX = {"depth": 6, "seeds": 3}
 DEEP = {"depth": 18, "seeds": 2}
 RATES = [3e-4, 1e-3, 3e-3, 1e-2, 3e-2]
-BOTH = {"depth": 6, "seeds": 1, "scheme": ["post-ln", "pre-ln"], "warmup": 200}
+BOTH = SIX | {"scheme": ["post-ln", "pre-ln"], "warmup": 200}
+# three times the 400 steps of "rates", each scheme at the rate that did best there
+TUNED = {"depth": 6, "seeds": 2, "warmup": 200, "steps": 1200, "schedule": "cosine"}
 
 # name -> calls of gradflow.warmup whose runs stand in one figure
 EXPERIMENTS = {
@@ -42,28 +44,41 @@ EXPERIMENTS = {
         DEEP | {"scheme": ["admin", "deepnorm"], "warmup": 0},
         DEEP | {"scheme": "post-ln", "warmup": 200, "lr": [3e-4, 1e-3]},
     ],
-    "rates": [BOTH | {"lr": RATES}],
+    "rates": [BOTH | {"seeds": 2, "lr": RATES}],
     "norms": [BOTH | {"norm": ["layernorm", "rms"]}],
+    "tuned": [TUNED | {"scheme": "post-ln", "lr": 3e-3}, TUNED | {"scheme": "pre-ln", "lr": 1e-2}],
+    "deep-remedies": [
+        {"depth": 18, "seeds": 1, "scheme": ["admin-closed", "sandwich"], "warmup": 0},
+        {"depth": 18, "seeds": 1, "scheme": "post-ln", "warmup": 400, "lr": 1e-3, "steps": 1200},
+    ],
+    "no-warm-up": [{"depth": 6, "seeds": 2, "scheme": "post-ln", "warmup": 0, "lr": RATES[3:]}],
 }
-KEPT = ("scheme", "depth", "optimizer", "norm", "lr", "warmup", "key")
+KEPT = ("scheme", "depth", "optimizer", "norm", "lr", "warmup", "steps", "key")
 APART = ("name", "labels", "normed", "equation", "rounded")  # of a run
 OWN = {"rates": figures.rates, "norms": figures.norms}
 DPI = {True: 110, False: 85}  # the others have six panels, in 400 kB
+
+
+def folder(out, call):
+    """Where a call's runs are: files there are named by what a folder may vary, which schedule and steps are not."""
+    return out / "-".join(str(call[k]) for k in ("schedule", "steps") if k in call)
 
 
 def run(name, out):
     """All runs of an experiment, named by what tells them apart."""
     runs = []
     for call in EXPERIMENTS[name]:
-        found = gradflow.warmup(**call, out=out)
+        into = folder(out, call)
+        found = gradflow.warmup(**call, out=into)
         settings, _ = product({k: v for k, v in (defaults() | call).items() if k in defaults()}, call["seeds"])
         for r, each in zip(found.runs if isinstance(found, TrainingRuns) else [found], settings, strict=True):
+            r.settings["text"] = Path(r.settings["text"]).name  # the machine's own folders stay out of the page
             if name == "norms":
-                r.settings["rounded"] = gradflow.training.rounded(out / each.file, bits=(8, 4, 3))
+                r.settings["rounded"] = gradflow.training.rounded(into / each.file, bits=(8, 4, 3))
             runs.append(r)
     several = [k for k in KEPT if len({r.settings[k] for r in runs}) > 1]
     for r in runs:
-        words = {"depth": "{} blocks", "lr": "lr {:g}", "warmup": "warm-up {}", "key": "key {}"}
+        words = {"depth": "{} blocks", "lr": "lr {:g}", "warmup": "warm-up {}", "steps": "{} steps", "key": "key {}"}
         r.settings["name"] = ", ".join(words.get(k, "{}").format(r.settings[k]) for k in several)
     return TrainingRuns(tuple(runs))
 

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+from scipy.special import stdtrit
 
 from gradflow.ledger.claim import Figure
 from gradflow.ledger.trained import Figures, Run, over, runs
@@ -47,6 +48,16 @@ def pre_ln_rates(root: Path) -> Figures:
     return found | ratios
 
 
+def post_ln_lower(root: Path) -> Figures:
+    """Held-out loss of post-LN less that of pre-LN, key by key, same rate or each at its best; and of their gaps."""
+    files = {"same": ("warm-up", {"warmup": 200}), "tuned": ("tuned", {})}
+    found = {}
+    for name, (file, settings) in files.items():
+        post, pre = ({r["key"]: r for r in runs(root, file, scheme=s, **settings)} for s in ("post-ln", "pre-ln"))
+        found[name] = over([post[key]["held_out"] - pre[key]["held_out"] for key in post])
+    return found
+
+
 def rms_trained(root: Path) -> Figures:
     """RMSNorm less LayerNorm after training, key by key: held-out loss, and what rounding the matrices adds to it."""
     found: dict[str, Figure] = {}
@@ -55,6 +66,8 @@ def rms_trained(root: Path) -> Figures:
         name = scheme.replace("-ln", "")
         gaps = [rms[key]["held_out"] - layer[key]["held_out"] for key in layer]
         found[name] = over(gaps)
+        t = abs(np.mean(gaps)) / (np.std(gaps, ddof=1) / len(gaps) ** 0.5)
+        found[f"{name}_t"] = over([t / float(stdtrit(len(gaps) - 1, 0.975))])
         for bits in (8, 4):
             kind = f"{bits} bits, row"
             added = [
