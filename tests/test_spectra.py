@@ -319,3 +319,9 @@ def test_shell_table_json_and_figure(tmp_path):
     costs = json.loads(CliRunner().invoke(app, [*base, "--forecast", "--json"]).stdout)
     assert set(costs) == {"dense", "compact", "matrix-free", "lyapunov"}
     assert compact.columns(network(Stack.make("post-ln", "linear", 2, 12), 1)) is None
+
+
+def test_a_wrong_path_is_told(shell):
+    code, _, error = shell("spectrum", "nowhere/model", "--text", "a text")
+    assert (code, error.count("\n")) == (2, 1)
+    assert "'nowhere/model' is no folder" in error

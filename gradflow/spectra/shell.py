@@ -48,6 +48,8 @@ def spectrum(
         network, x = _checkpoint(model, text)
         options: dict[str, Any] = {}
     else:
+        if len(Path(model).parts) > 1:
+            raise ValueError(f"model: {model!r} is no folder, and no file; check the path, or give a scheme")
         if text is not None:
             raise ValueError("text: is read by a checkpoint; give its folder in place of a scheme")
         network, x = _stack(model, block.split(","), depth, d, norm, eps, final_norm, dtype), None
