@@ -258,6 +258,7 @@ def test_independent_updates_grow_as_the_root_of_depth():
 # ---- spectra ----
 
 
+@pytest.mark.slow
 def test_spectra_are_those_of_dense_jacobians(llama, spectra):
     checkpoint, s = llama[0], spectra
     stack = checkpoint.stack

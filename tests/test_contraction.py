@@ -159,6 +159,7 @@ def test_numpy_integers_count_as_whole_numbers(small):
     assert figures(gradflow.contraction(np.int64(4), np.int32(8), seeds=np.int64(3))) == figures(small)
 
 
+@pytest.mark.slow
 def test_probes_estimate_the_same_figures_without_the_product():
     whole = gradflow.contraction(depth=3, d=16, seeds=2, branch="mlp:gelu")
     probed = gradflow.contraction(depth=3, d=16, seeds=2, branch="mlp:gelu", probes=500)

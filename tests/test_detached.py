@@ -105,6 +105,7 @@ def test_every_curve_is_autodiffs_with_all_statistics_held(out, x64):
     assert "detached norms: σ held constant" in str(p)
 
 
+@pytest.mark.slow
 def test_an_audit_says_so_and_a_baseline_keeps_it(tmp_path, bert, shell, monkeypatch, x64):
     text = "A stack flows"
     vouched = checkpoints.Parity("bert", "family-tested", 0.0, 1e-5, 4)  # which other tests are of

@@ -51,6 +51,7 @@ def test_eight_devices(tmp_path, alone):
     same(tmp_path / "eight.npz", expected, 8)
 
 
+@pytest.mark.slow
 def test_two_processes(tmp_path, alone):
     kind, expected = alone
     with socket.socket() as free:

@@ -180,6 +180,7 @@ def test_moments_are_those_of_drawn_mixtures(kind):
     assert through > 0.05  # the router's way is no small part of χ_f
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("eager")
 def test_a_norm_behind_it_makes_switch_and_mixtral_one_and_leaves_one_experts_router_no_gradient():
     d, x = 6, jax.random.normal(jax.random.key(1), (3, 6), jnp.float64)

@@ -189,6 +189,7 @@ def test_law_with_a_final_norm(scheme, norm):
         agree(logs, law, curve)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("branch", "tokens", "probes"),
     [

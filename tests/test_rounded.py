@@ -32,6 +32,7 @@ def test_values_are_bfloat16s_and_the_jacobian_is_the_wide_one_there(name):
     np.testing.assert_allclose(low.push(params, x, basis)[..., 0], pushed, rtol=0, atol=5e-6)
 
 
+@pytest.mark.slow
 def test_its_spectrum_beside_float64s():
     one, two = (
         gradflow.spectrum(Stack.make("post-ln", block, 4, 24, dtype=dtype), method="dense")

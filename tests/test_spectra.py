@@ -243,6 +243,7 @@ def test_the_networks_are_those_of_profile():
     np.testing.assert_allclose(found.rms_gain, np.sqrt(np.mean(powers, 0)), rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_auto_says_which_and_why(capsys):
     small, deep = Stack.make("post-ln", "mlp:gelu", 3, 16), Stack.make("post-ln", "mlp:gelu", 250, 8)
     assert gradflow.spectrum(small).method == "dense"

@@ -110,6 +110,7 @@ def test_a_network_does_not_depend_on_how_many_there_are():
         np.testing.assert_array_equal(few, many[:3])
 
 
+@pytest.mark.slow
 def test_admin_profiles_one_network_for_all(tmp_path):
     """Its ω is seen on the first network, also where only a later one is still to be run."""
     options = dict(blocks="attention", depths=2, widths=8, tokens=3)

@@ -97,6 +97,7 @@ def test_probes_and_products_agree_under_dropout(x64):
     close(p.exact[0, 0], np.linalg.norm(np.ravel(g) @ product) / np.linalg.norm(g), 1e-10)
 
 
+@pytest.mark.slow
 def test_weight_gradients_see_the_hidden_norm(x64):
     f, x, g = MLP("gelu", gated=True, hidden_norm="layernorm"), normal(1, 3, 8), normal(2, 3, 8)
     params = f.init(jax.random.key(0), 8, "float64")
@@ -242,6 +243,7 @@ def test_law_and_networks_agree(block):
         assert entry.law.settings["order"] == "leading"
 
 
+@pytest.mark.slow
 def test_a_branch_says_that_its_law_is_of_leading_order():
     for branch in ("mlp:gelu+rms", "attention+layernorm", Dropout("linear", 0.1)):
         law = gradflow.law("pre-ln", branch, 3, d=64)
