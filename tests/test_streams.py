@@ -144,6 +144,7 @@ def close(left, right, rtol=1e-11):
     np.testing.assert_allclose(left, right, rtol=rtol, atol=rtol * np.abs(right).max(initial=0))
 
 
+@pytest.mark.slow
 @rows
 @pytest.mark.usefixtures("eager")
 def test_product_is_the_jacobian_of_the_papers_network(row):
@@ -344,6 +345,7 @@ def test_laws_part_where_the_rows_do(zoo):
         assert max(gains) - min(gains) > 4 * 0.02
 
 
+@pytest.mark.slow
 def test_table_states_the_composite_gain_beside_the_exact_one(zoo):
     text = str(zoo)
     assert max(map(len, text.splitlines())) <= 100

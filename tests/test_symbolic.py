@@ -35,7 +35,7 @@ def vectors(size, entries=numbers):
     return st.lists(entries, min_size=size, max_size=size)
 
 
-LATE = ("attention", "cross_attention", "experts", "streams", "second_derivative")  # tests of their own hold the same formulas
+LATE = ("attention", "cross_attention", "experts", "moments", "streams", "second_derivative")  # tests of their own hold the same formulas
 
 
 @pytest.mark.parametrize(

@@ -170,6 +170,7 @@ def _flat(weights, k, block):
     return [np.asarray(leaf[block], np.float64).ravel() for leaf in weights.params[k].values()]
 
 
+@pytest.mark.slow
 @pytest.mark.repeats(keep=3)
 @pytest.mark.parametrize("scheme", SCHEMES, ids=lambda row: row.name)
 def test_a_drawn_model_is_the_scheme_as_the_stack_draws_it(scheme, text, eager):
