@@ -35,7 +35,8 @@ def vectors(size, entries=numbers):
     return st.lists(entries, min_size=size, max_size=size)
 
 
-LATE = ("attention", "cross_attention", "experts", "moments", "streams", "second_derivative")  # tests of their own hold the same formulas
+# tests of their own hold the same formulas
+LATE = ("attention", "cross_attention", "experts", "moments", "streams", "second_derivative")
 
 
 @pytest.mark.parametrize(
