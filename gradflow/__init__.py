@@ -25,7 +25,7 @@ _PUBLIC = {
     "trainability": "gradflow.training.map_run",
     "claims": "gradflow.ledger.book",
     "what_if": "gradflow.counterfactuals",
-    "Audit": "gradflow.audits",
+    "Audit": "gradflow.audit_result",
     "Comparison": "gradflow.comparisons",
     "Design": "gradflow.designs",
     "Contraction": "gradflow.contractions",
@@ -94,7 +94,8 @@ __all__ = [
 
 if TYPE_CHECKING:
     from gradflow import adapters, branches, checkpoints, norms, schemes, stack, symbolic, torch, training
-    from gradflow.audits import Audit, audit
+    from gradflow.audit_result import Audit
+    from gradflow.audits import audit
     from gradflow.chains import Residual
     from gradflow.comparisons import Comparison, compare
     from gradflow.contractions import Contraction, ContractionSweep

@@ -52,12 +52,10 @@ def _growth(a: Any, name: str, growth: Any) -> Columns:
 def _spectra(s: Any) -> Columns:
     """One row a block, and the whole."""
     values, whole = s.values.mean(0), s.whole.mean(0)
-    gaps = np.exp(np.nanmax(s.log_residuals - s.log_values, (0, 2)))
     rows: Rows = [
         (f"block {l + 1}", [*row, rms, gap])
-        for l, (row, rms, gap) in enumerate(zip(values, np.exp(s.log_rms).mean(0), gaps, strict=True))
+        for l, (row, rms, gap) in enumerate(zip(values, np.exp(s.log_rms).mean(0), s.gaps, strict=True))
     ]
-    gap = float(np.exp(np.nanmax(s.log_whole_residuals - s.log_whole)))
-    rows.append(("whole stack", [*whole, float(np.exp(s.log_whole_rms).mean()), gap]))
+    rows.append(("whole stack", [*whole, float(np.exp(s.log_whole_rms).mean()), s.whole_gap]))
     heads = ("Jacobian", *(f"σ{i + 1}" for i in range(len(whole))), "‖J‖_F/√n", "residual/σ")
     return "Largest singular values of each block's Jacobian and of the whole stack's", heads, rows

@@ -7,6 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter
 
+from gradflow.audit_tables import geometric
 from gradflow.growth import Growth
 
 Panel = Callable[[Axes], None]
@@ -32,11 +33,11 @@ def _stream(ax: Axes, a: Any) -> None:
     if a.apart is not None:
         found.append(("the other tokens", a.apart.growth, _OTHERS, "s"))
     for name, growth, colour, marker in found:
-        rms = _mean(growth.rms)
+        rms = geometric(growth.rms)
         ax.plot(rms, marker=marker, ms=3.5, lw=1, color=colour, label=f"rms, {name}")
         if not growth.reset:
-            ax.plot(_mean(growth.walk), "--", lw=1, color=colour, label=f"√(x₀² + Σ‖Δ‖²), {name}")
-    values = np.concatenate([_mean(growth.rms) for _, growth, *_ in found])
+            ax.plot(geometric(growth.walk), "--", lw=1, color=colour, label=f"√(x₀² + Σ‖Δ‖²), {name}")
+    values = np.concatenate([geometric(growth.rms) for _, growth, *_ in found])
     if values.max() > 10 * values.min():
         ax.set_yscale("log")
     else:
@@ -69,13 +70,13 @@ def _shares(ax: Axes, a: Any) -> None:
 
 def _spectra(ax: Axes, a: Any) -> None:
     """Singular values of each block, and of the whole behind the last."""
-    values, whole = _mean(a.spectra.values), _mean(a.spectra.whole)
+    values, whole = geometric(a.spectra.values), geometric(a.spectra.whole)
     depth, top = values.shape
     for i in range(top):
         shade = 1 - 0.75 * i / max(top - 1, 1)
         ax.plot(np.arange(1, depth + 1), values[:, i], "o-", ms=3, lw=0.8, color=_ALL, alpha=shade)
         ax.plot(depth + 1, whole[i], "s", ms=5, color=_OTHERS, alpha=shade)
-    ax.plot(np.arange(1, depth + 1), _mean(np.exp(a.spectra.log_rms)), "-", lw=1, color=_WALK, label="‖J‖_F/√n")
+    ax.plot(np.arange(1, depth + 1), geometric(np.exp(a.spectra.log_rms)), "-", lw=1, color=_WALK, label="‖J‖_F/√n")
     ax.plot([], [], "o-", color=_ALL, label=f"largest {top} of a block")
     ax.plot([], [], "s", color=_OTHERS, label="of the whole stack")
     ax.set_yscale("log")
@@ -96,8 +97,3 @@ def _gains(ax: Axes, a: Any) -> None:
     ax.set_xlabel("sub-layer l")
     ax.set_title("gain with and without the tokens set apart", fontsize=10, loc="left")
     ax.legend(fontsize=7.5, frameon=False)
-
-
-def _mean(values: np.ndarray) -> np.ndarray:
-    """Geometric mean over texts."""
-    return np.exp(np.mean(np.log(values), 0))

@@ -8,11 +8,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gradflow import audit_tables
-from gradflow.audits import Audit, C
+from gradflow.audit_result import Audit, C
 from gradflow.baselines import Check
 from gradflow.factors import ENDS, Profile
 from gradflow.parallel import BETWEEN
-from gradflow.report import grid, number
+from gradflow.report import grid, number, shown
 from gradflow.verdicts import NOTHING, does, per_layer
 
 MOVES_SHOWN = 24
@@ -134,7 +134,7 @@ def _factors(p: Profile, on_identity: bool) -> Table:
         **({"trunk": mean("trunk")} if on_identity else {}),  # else it is the final norm's net everywhere
     }
     table = grid("Factors per sub-layer, input to output", ("", *columns))
-    for i in audit_tables.shown(len(p.labels)):
+    for i in shown(len(p.labels)):
         if i < 0:
             table.add_row("⋮")
             continue

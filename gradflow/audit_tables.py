@@ -1,6 +1,5 @@
 """What an audit says beside its factors: tokens that stand out, the stream's growth and parts, spectra, contradictions."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,17 +7,11 @@ from rich.table import Table
 from rich.text import Text
 
 from gradflow.growth import Growth
-from gradflow.report import ROWS_SHOWN, grid, number
+from gradflow.report import grid, number, shown
 from gradflow.sinks import RATIO, Sink
 
 SINKS_SHOWN, VALUES_SHOWN, FINDINGS_SHOWN = 6, 5, 4
 DEPARTS = 0.05  # of an exponent from 1/2 that is worth a word, where its error is smaller
-
-
-def shown(count: int, rows: int = ROWS_SHOWN) -> Iterator[int]:
-    """Indices of the rows of a long table; −1 for what is left out of its middle."""
-    half = rows // 2
-    yield from range(count) if count <= rows + 1 else [*range(half), -1, *range(count - half, count)]
 
 
 def sinks(a: Any) -> Table:
@@ -88,10 +81,10 @@ def growth(a: Any) -> Table:
     g: Growth = a.growth if a.apart is None else a.apart.growth
     S, size = a.sublayers, a.sublayers // a.settings["depth"]
     kinds = _kinds(a)
-    share, large, cosine = g.share.mean(0), _mean(g.size), g.update_cosine.mean(0)
+    share, large, cosine = g.share.mean(0), geometric(g.size), g.update_cosine.mean(0)
     columns = [f"share {kind}".strip() for kind in kinds] + [f"size {kind}".strip() for kind in kinds]
-    rms = {"rms": _mean(a.growth.rms)} | ({} if a.apart is None else {"others": _mean(g.rms)})
-    rms |= {} if g.reset else {"√Σ‖Δ‖²": _mean(g.walk)}
+    rms = {"rms": geometric(a.growth.rms)} | ({} if a.apart is None else {"others": geometric(g.rms)})
+    rms |= {} if g.reset else {"√Σ‖Δ‖²": geometric(g.walk)}
     of = "the last stream" if a.apart is None else "the others' last stream"
     table = grid(
         f"Each block in {of}: share ⟨x_S, c⟩/‖x_S‖², size ‖c‖/‖x_S‖, cos to next",
@@ -118,23 +111,21 @@ def growth(a: Any) -> Table:
 def spectra(a: Any) -> Table:
     """The largest singular values of every block and of the whole."""
     s = a.spectra
-    values, whole, top = _mean(s.values), _mean(s.whole), s.values.shape[-1]
+    values, whole, top = geometric(s.values), geometric(s.whole), s.values.shape[-1]
     picks = range(top) if top <= VALUES_SHOWN + 1 else [*range(VALUES_SHOWN), top - 1]
-    gaps = np.exp(np.nanmax(s.log_residuals - s.log_values, (0, 2)))
     table = grid(
         f"Largest singular values of each block's Jacobian and of the whole ({s.pairs} pairs of products each)",
         ("", *(f"σ{i + 1}" for i in picks), "‖J‖_F/√n", "residual/σ"),
     )
-    rms = _mean(np.exp(s.log_rms))
+    rms = geometric(np.exp(s.log_rms))
     for l in shown(len(values)):
         if l < 0:
             table.add_row("⋮")
             continue
         cells = [*values[l][list(picks)], rms[l]]
-        table.add_row(f"block {l + 1}", *(number(float(v)) for v in cells), f"{gaps[l]:.1e}")
-    end = float(np.exp(np.nanmax(s.log_whole_residuals - s.log_whole)))
-    cells = [*whole[list(picks)], _mean(np.exp(s.log_whole_rms))]
-    table.add_row("whole stack", *(number(float(v)) for v in cells), f"{end:.1e}")
+        table.add_row(f"block {l + 1}", *(number(float(v)) for v in cells), f"{s.gaps[l]:.1e}")
+    cells = [*whole[list(picks)], geometric(np.exp(s.log_whole_rms))]
+    table.add_row("whole stack", *(number(float(v)) for v in cells), f"{s.whole_gap:.1e}")
     return table
 
 
@@ -179,7 +170,7 @@ def grows(a: Any) -> list[str]:
     p, se = float(g.exponent.mean()), float(np.sqrt(np.mean(g.exponent_se**2)))
     if not abs(p - 0.5) > max(DEPARTS, 2 * se):
         return []
-    ratio = float(_mean(g.rms)[-1] / _mean(g.walk)[-1])
+    ratio = float(geometric(g.rms)[-1] / geometric(g.walk)[-1])
     return [
         f"{whose} grows as l^{p:.2f} (± {se:.2f}), where independent updates of one size give l^0.5: its rms is "
         f"{number(ratio, 3)} times what orthogonal updates of these sizes add up to"
@@ -190,7 +181,7 @@ def _percent(share: float) -> str:
     return f"{100 * share:.3g} %"
 
 
-def _mean(values: np.ndarray) -> np.ndarray:
+def geometric(values: np.ndarray) -> np.ndarray:
     """Geometric mean over texts."""
     with np.errstate(divide="ignore"):
         return np.exp(np.mean(np.log(values), 0))

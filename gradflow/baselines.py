@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from gradflow import audits, checks
-from gradflow.audits import SCHEMA, VERSION, Audit
+from gradflow.audit_result import SCHEMA, VERSION, Audit
 from gradflow.checkpoints.families import FAMILIES, plan_of
 from gradflow.checkpoints.folder import read
 from gradflow.factors import FACTORS, Profile

@@ -63,10 +63,19 @@ class BlockSpectra:
         return exp(self.log_whole)
 
     @property
+    def gaps(self) -> np.ndarray:
+        """Of each block, the largest residual over its singular value: (depth,)."""
+        return np.exp(np.nanmax(self.log_residuals - self.log_values, (0, 2)))
+
+    @property
+    def whole_gap(self) -> float:
+        """The same of the whole stack."""
+        return float(np.exp(np.nanmax(self.log_whole_residuals - self.log_whole)))
+
+    @property
     def residual(self) -> float:
         """The largest residual over its singular value."""
-        gaps = [(self.log_residuals, self.log_values), (self.log_whole_residuals, self.log_whole)]
-        return float(max(np.exp(np.nanmax(residual - value)) for residual, value in gaps))
+        return max(float(np.nanmax(self.gaps)), self.whole_gap)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready."""

@@ -2,9 +2,11 @@
 
 from typing import Any
 
+import jax
 import numpy as np
+from jaxtyping import Array
 
-from gradflow import checks
+from gradflow import checks, precision
 from gradflow.factors import Profile
 
 
@@ -19,6 +21,11 @@ def resolve(spec: Any, reading: str, shape: tuple[int, int]) -> tuple[str, np.nd
         return kind, None
     array = given(spec, shape, (shape[1],) if shape[0] == 1 else shape).reshape(shape)
     return "given", array / np.abs(array).max()
+
+
+def gaussian(key: int, shape: tuple[int, ...], dtype: Any) -> Array:
+    """A standard Gaussian of ``key``, the same wherever it is asked for."""
+    return precision.normal(jax.random.fold_in(jax.random.key(key), 1), shape, dtype)
 
 
 def given(spec: Any, *shapes: tuple[int, ...]) -> np.ndarray:

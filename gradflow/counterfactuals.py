@@ -11,10 +11,11 @@ import numpy as np
 
 from gradflow import audits, checks, foretelling, precision, profiles, rewiring
 from gradflow.attribution import remedies
-from gradflow.audits import Audit
+from gradflow.audit_result import Audit
 from gradflow.checkpoints import Checkpoint, load
 from gradflow.checkpoints.families import plan_of
 from gradflow.checkpoints.folder import read
+from gradflow.checkpoints.losses import gaussian
 from gradflow.edits import Edit, edited
 from gradflow.factors import Profile
 from gradflow.schemes import Scheme
@@ -73,18 +74,11 @@ def what_if(
     """
     checks.one_of("gains", gains, rewiring.GAINS)
     count = checks.integer("edits", edits, 1) if isinstance(edits, int) else 0
-    wanted = (
-        []
-        if isinstance(edits, int) or edits is None
-        else [Edit.of(e) for e in ([edits] if isinstance(edits, str) else edits)]
-    )
-    named = (
-        PLACEMENTS
-        if schemes is None and edits is None
-        else [schemes]
-        if isinstance(schemes, str | Scheme)
-        else schemes or ()
-    )
+    listed = [edits] if isinstance(edits, str) else [] if count or edits is None else edits
+    wanted = [Edit.of(edit) for edit in listed]  # type: ignore[union-attr]
+    if schemes is None:
+        schemes = PLACEMENTS if edits is None else ()
+    named = [schemes] if isinstance(schemes, str | Scheme) else schemes
     if isinstance(source, Audit):
         if any(value is not None for value in (text, ids, cotangent)):
             raise ValueError("text: an audit brings its text, ids and cotangent; leave them out")
@@ -93,14 +87,10 @@ def what_if(
         if source.settings.get("detached"):
             raise ValueError("source: a detached audit follows no gradient of the network; audit without detached")
     rows = [rewiring.checked(row) for row in named]
+    rewiring.refuse(plan_of(read(source.path if isinstance(source, Audit) else source).config)[1].block)
     if not isinstance(source, Audit):
-        rewiring.refuse(plan_of(read(source).config)[1].block)
-    a = (
-        source
-        if isinstance(source, Audit)
-        else audits.audit(source, text, ids=ids, cotangent=cotangent, key=key, memory=memory)
-    )
-    labels = a.profile.labels
+        source = audits.audit(source, text, ids=ids, cotangent=cotangent, key=key, memory=memory)
+    a, labels = source, source.profile.labels
     for edit in wanted:
         if edit.what != "eps":
             edit.row(labels, a.settings["final_norm"])
@@ -148,9 +138,8 @@ class _Bench:
         _, outs = audits.forward(checkpoint, states, real, record=False)
         bare = cls(a, checkpoint, states, real, rows, places, outs, None, None)  # type: ignore[arg-type]
         losses, sent = bare.sent(outs)
-        if sent is None:  # as `gradflow.profile` draws it
-            draw = jax.random.fold_in(jax.random.key(s["key"]), 1)
-            sent = precision.normal(draw, (len(states), 1, *states.shape[1:]), "float64")[:, 0] * real[..., None]
+        if sent is None:
+            sent = gaussian(states, real, s["key"])
 
         def one(x: jax.Array, sent: jax.Array, seen: jax.Array) -> foretelling.Way:
             return foretelling.way(checkpoint.stack, bare.seen(checkpoint.whole, seen), x, sent)

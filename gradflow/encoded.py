@@ -85,15 +85,6 @@ def joined(each: Sequence[Profile], **settings: Any) -> Profile:
     return dataclasses.replace(first, **rows, settings=whole)
 
 
-def gaussian(states: Batch, real: np.ndarray, key: int) -> np.ndarray:
-    """A standard Gaussian at the decoder's end, 0 at padding, as `gradflow.profile` draws it."""
-    with precision.scope("float64"):
-        drawn = precision.normal(
-            jax.random.fold_in(jax.random.key(key), 1), (len(states), 1, *states.shape[1:]), "float64"
-        )
-        return np.where(real[..., None], np.asarray(drawn[:, 0]), 0)
-
-
 def refuse(plan: Plan, targeted: bool, cotangent: str | None, probes: int) -> None:
     """Refuse what an encoder–decoder lacks, and a target that goes to another model.
 

@@ -224,7 +224,7 @@ def real_tokens(mask: Any, shape: tuple[int, int], argument: str = "mask") -> np
 def _cotangents(spec: Any, shape: tuple[int, ...], key: int, dtype: str) -> tuple[str, Array | None]:
     """The cotangent's kind, and what is sent back from the output, (states, probes, *state)."""
     if spec is None or (isinstance(spec, str) and checks.one_of("cotangent", spec, ("gaussian",))):
-        return "gaussian", precision.normal(jax.random.fold_in(jax.random.key(key), 1), shape, dtype)
+        return "gaussian", cotangents.gaussian(key, shape, dtype)
     if shape[1] > 1:
         raise ValueError("probes: are Gaussian cotangents; leave out the cotangent, or probes")
     if callable(spec):

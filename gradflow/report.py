@@ -183,6 +183,12 @@ _SHORT = {
 }
 
 
+def shown(count: int, rows: int = ROWS_SHOWN) -> list[int]:
+    """Indices of the rows of a long table; −1 for what is left out of its middle."""
+    half = rows // 2
+    return [*range(count)] if count <= rows + 1 else [*range(half), -1, *range(count - half, count)]
+
+
 def profile_table(p: Profile) -> Table:
     """One row a sub-layer, geometric mean over seeds; the middle of a deep stack is left out."""
     figures = ("stream_rms", "branch_rms", "stream_cosine", "alignment", *FACTORS, "net")
@@ -194,9 +200,7 @@ def profile_table(p: Profile) -> Table:
         ("", *(_SHORT.get(name, name) for name in present), *(f"∏{name}" for name in curves)),
     )
     means = {name: p.summary(name).mean for name in (*present, *curves)}
-    n, half = len(p.labels), ROWS_SHOWN // 2
-    shown = list(range(n)) if n <= ROWS_SHOWN + 1 else [*range(half), -1, *range(n - half, n)]
-    for i in shown:
+    for i in shown(len(p.labels)):
         if i < 0:
             table.add_row("⋮")
             continue

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from gradflow import checks, laws, precision, profiles
+from gradflow import checks, cotangents, laws, precision, profiles
 from gradflow.factors import Profile, plain
 from gradflow.matrices import alike
 from gradflow.schemes import scheme_of
@@ -81,7 +81,7 @@ class Subspaces:
 def _cotangents(shape: tuple[int, ...], real: np.ndarray | None, key: int, dtype: str) -> dict[str, np.ndarray]:
     """A standard Gaussian at every token, and its two parts."""
     with precision.scope(dtype):
-        drawn = np.asarray(precision.normal(jax.random.fold_in(jax.random.key(key), 1), shape, dtype))
+        drawn = np.asarray(cotangents.gaussian(key, shape, dtype))
     kept = np.ones(shape[:-1], bool) if real is None else np.broadcast_to(np.asarray(real, bool), shape[:-1])
     drawn = np.where(kept[..., None], drawn, 0)
     mean = drawn.sum(-2, keepdims=True) / kept.sum(-1)[..., None, None]

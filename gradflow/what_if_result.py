@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from gradflow import audits, checks
-from gradflow.audits import Audit, Worst
+from gradflow import checks
+from gradflow.audit_result import Audit, Worst, worst
 from gradflow.edits import Edit
 from gradflow.factors import Profile, plain
 
@@ -48,7 +48,7 @@ class Case:
     @property
     def worst(self) -> Worst:
         """The measured sub-layer that keeps least, and its smallest factor."""
-        return audits.worst(self.measured)
+        return worst(self.measured)
 
     @property
     def exact(self) -> tuple[float, float]:

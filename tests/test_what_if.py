@@ -208,6 +208,8 @@ REFUSED = {
     "moments": ("bert", {"schemes": "admin"}, "admin-closed"),
     "unknown": ("bert", {"schemes": "prelm"}, "pre-ln"),
     "parallel residual": ("gpt_neox", {}, "parallel residual"),
+    "recurrence": ("rwkv", {}, "'time-mix' is not re-wired"),
+    "encoder and decoder": ("t5", {}, "'cross-attention' is not re-wired"),
     "gains": ("bert", {"gains": "keep"}, "gains: unknown"),
     "edit": ("bert", {"edits": "2 mlp/branch"}, "edits: 'branch' takes a number"),
     "form": ("bert", {"edits": "2 mlp"}, "edits: cannot read '2 mlp'; write PLACE/gain"),

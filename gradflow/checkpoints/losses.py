@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from gradflow import precision
+from gradflow import cotangents, precision
 from gradflow.checkpoints import tokens
 from gradflow.checkpoints.families import family_of
 from gradflow.checkpoints.memory import SLICE
@@ -31,8 +31,15 @@ def unit_mean(out: State, real: Bool[Array, " tokens"]) -> Float[Array, " d"]:
 def pooled_gradient(out: State, real: np.ndarray, key: int) -> np.ndarray:
     """Gradient of ⟨v, m/‖m‖⟩ in the output; m is the mean over real tokens, v one standard Gaussian of ``key``."""
     with precision.scope("float64"):
-        v = precision.normal(jax.random.fold_in(jax.random.key(key), 1), out.shape[-1:], out.dtype)
+        v = cotangents.gaussian(key, out.shape[-1:], out.dtype)
         return np.asarray(jax.grad(lambda out: v @ unit_mean(out, jnp.asarray(real)))(out))
+
+
+def gaussian(states: np.ndarray, real: np.ndarray, key: int) -> np.ndarray:
+    """A standard Gaussian at real tokens, (texts, tokens, d), as `gradflow.profile` draws it."""
+    with precision.scope("float64"):
+        drawn = cotangents.gaussian(key, (len(states), 1, *states.shape[1:]), "float64")
+        return np.where(real[..., None], np.asarray(drawn[:, 0]), 0)
 
 
 def masked(checkpoint: Checkpoint, ids: np.ndarray, key: int, row: int = 0) -> tuple[np.ndarray, np.ndarray]:

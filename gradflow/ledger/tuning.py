@@ -49,7 +49,7 @@ def pre_ln_rates(root: Path) -> Figures:
 
 
 def post_ln_lower(root: Path) -> Figures:
-    """Held-out loss of post-LN less that of pre-LN, key by key, same rate or each at its best; and of their gaps."""
+    """Held-out loss of post-LN less that of pre-LN, key by key, same rate or each at its best."""
     files = {"same": ("warm-up", {"warmup": 200}), "tuned": ("tuned", {})}
     found = {}
     for name, (file, settings) in files.items():

@@ -1,12 +1,11 @@
 """``gradflow warmup``: settings to runs, and what is printed of them."""
 
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from gradflow import shell
-from gradflow.options import Block, Dtype, Init, Json, Key, Plot
+from gradflow.options import Batch, Block, Corpus, Dtype, Heads, Init, Json, Key, Plot, Runs
 
 
 def warmup(
@@ -25,16 +24,12 @@ def warmup(
     key: Key = 0,
     block: Block = "attention:causal,mlp:relu",
     d: Annotated[int, typer.Option(help="Width.")] = 64,
-    heads: Annotated[int, typer.Option(help="Attention heads.")] = 4,
+    heads: Heads = 4,
     tokens: Annotated[int, typer.Option(help="Bytes of a sequence.")] = 64,
-    batch: Annotated[int, typer.Option(help="Sequences of a batch.")] = 16,
+    batch: Batch = 16,
     init: Init = "xavier",
-    text: Annotated[
-        Path | None, typer.Option(help="A file to learn from.  [default: the Python standard library]")
-    ] = None,
-    out: Annotated[
-        Path | None, typer.Option(help="A folder for the runs; the same command takes them up again.")
-    ] = None,
+    text: Corpus = None,
+    out: Runs = None,
     dtype: Dtype = "float32",
     as_json: Json = False,
     plot: Plot = None,
