@@ -235,12 +235,13 @@ def _cotangents(spec: Any, shape: tuple[int, ...], key: int, dtype: str) -> tupl
     return "given", jnp.asarray(array, dtype)
 
 
-def gradient_of(loss: Loss, out: Array) -> Array:
-    """dLoss/d(output); raises a ``ValueError`` unless the loss is one real number."""
+def gradient_of(loss: Loss, out: Array, real: Array | None = None) -> Array:
+    """dLoss/d(output), 0 at padding; raises a ``ValueError`` unless the loss is one real number."""
     value = jax.eval_shape(loss, out)
     if jnp.shape(value) != () or not jnp.issubdtype(value.dtype, jnp.floating):
         raise ValueError("cotangent: a loss must return one real number")
-    return jax.grad(loss)(out)
+    gradient = jax.grad(loss)(out)
+    return gradient if real is None else jnp.where(real[:, None], gradient, 0)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 7, 8, 9, 10))
@@ -266,12 +267,12 @@ def measure(
             back = sent if loss is None else functools.partial(gradient_of, loss)  # type: ignore[assignment]
             return stream_flow.profile(stack, found, x, back, watched)  # type: ignore[arg-type]
         if not low:
-            back = sent[0] if loss is None else functools.partial(gradient_of, loss)  # type: ignore[index]
+            back = sent[0] if loss is None else functools.partial(gradient_of, loss, real=found.mask)  # type: ignore[index]
             return probes.profile(stack, found, x, back, watched)[2]
         trajectory = stack.trace(found, x)
         last = found.final(stack) if stack.final_norm else None
         out = trajectory.out if last is None else last(trajectory.out)
-        return flow(stack, found, trajectory, sent if loss is None else gradient_of(loss, out)[None], counted)
+        return flow(stack, found, trajectory, sent if loss is None else gradient_of(loss, out, found.mask)[None], counted)
 
     if batched:
         return jax.vmap(one)(keys, states, sent, real, counted)

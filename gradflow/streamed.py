@@ -93,7 +93,7 @@ class Blocks:
         self,
         stack: Stack,
         states: Float[Array, "batch tokens d"],
-        cotangents: Float[Array, "batch probes tokens d"] | Callable[[State], State],
+        cotangents: Float[Array, "batch probes tokens d"] | Callable[[State, Real], State],
         real: Array | None,
     ) -> Rows:
         """Run forward where that has not been done, sweep back once, and return every factor of every state.
@@ -101,7 +101,7 @@ class Blocks:
         Parameters
         ----------
         cotangents : array, or callable
-            dLoss/d(output), or what makes it from one state's output.
+            dLoss/d(output), or what makes it from one state's output and its real tokens.
 
         Returns
         -------
@@ -114,7 +114,7 @@ class Blocks:
         out, entered = jnp.asarray(ran.out), list(ran.entered or ())[:-1]
         if callable(cotangents):
             last = self.final(stack) if stack.final_norm else None
-            cotangents = jax.vmap(cotangents)(out if last is None else last(out))[:, None]
+            cotangents = jax.vmap(cotangents)(out if last is None else last(out), real)[:, None]
         g, w, end = _arriving(stack, self.final(stack), out, cotangents, real)
         each: list[Rows] = []
         for l in reversed(range(stack.depth)):

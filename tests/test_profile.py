@@ -102,8 +102,10 @@ def test_given_weights_with_biases_and_gains_against_the_equations(scheme, causa
     stack = made(scheme, (Attention(2, causal), MLP("gelu", 3)), final_norm=True)
     weights, x, c = given(stack), normal(1, TOKENS, D), normal(2, TOKENS, D)
     mask = np.arange(TOKENS) < 4
-    c = c.at[4].set(0)
+    full, c = c, c.at[4].set(0)
     p = gradflow.profile(stack, x, c, weights=weights, mask=mask)
+    of_loss = gradflow.profile(stack, x, lambda out: jnp.sum(full * out), weights=weights, mask=mask)
+    close(of_loss.exact, p.exact)  # what a loss says of padding is not sent back either
     x, c = np.asarray(x), np.asarray(c)
     gradient = oracle.pull(functools.partial(plain, stack, weights, mask=mask), x, c)
     close(p.stream_rms[0, -1], oracle.rms(plain(dataclasses.replace(stack, final_norm=False), weights, x, mask)[:4]))
