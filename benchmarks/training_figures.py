@@ -35,6 +35,29 @@ def rates(found: dict[str, Any]) -> Picture:
     return picture
 
 
+def small_text(found: dict[str, Any]) -> Picture:
+    """Held-out loss over training loss as a small text is learned, every run a curve, and the gap between them over steps."""
+    picture = Picture(figsize=(9.5, 4), layout="constrained")
+    both, gap = picture.subplots(1, 2)
+    for (scheme,), runs in by_setting(found["runs"], "scheme").items():
+        for i, r in enumerate(runs):
+            steps, train, held = (np.array(r["evaluated"][name], float) for name in ("steps", "train", "held_out"))
+            style = {"color": COLOURS[scheme], "lw": 1.2, "marker": "o", "ms": 3.5, "label": None if i else scheme}
+            both.plot(train, held, **style)
+            gap.plot(steps, held - train, **style)
+    both.axline((2, 2), slope=1, color="0.5", ls="--", lw=0.9, label="held out = train")
+    both.set_xlabel("training loss, nats a byte")
+    both.set_ylabel("held-out loss, nats a byte")
+    both.invert_xaxis()  # learning goes to the right
+    gap.set_xlabel("step")
+    gap.set_ylabel("held-out loss less training loss")
+    for ax in (both, gap):
+        ax.spines[["top", "right"]].set_visible(False)
+        ax.grid(True, alpha=0.25, linewidth=0.6)
+    both.legend(frameon=False, fontsize=9)
+    return picture
+
+
 def _curve(ax: Axes, runs: list[dict[str, Any]], scheme: str) -> None:
     means = {lr: np.mean([r["held_out"] for r in same]) for (lr,), same in sorted(by_setting(runs, "lr").items())}
     ax.plot([*means], [*means.values()], color=COLOURS[scheme], lw=1.4, label=scheme)

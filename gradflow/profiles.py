@@ -272,7 +272,9 @@ def measure(
         trajectory = stack.trace(found, x)
         last = found.final(stack) if stack.final_norm else None
         out = trajectory.out if last is None else last(trajectory.out)
-        return flow(stack, found, trajectory, sent if loss is None else gradient_of(loss, out, found.mask)[None], counted)
+        return flow(
+            stack, found, trajectory, sent if loss is None else gradient_of(loss, out, found.mask)[None], counted
+        )
 
     if batched:
         return jax.vmap(one)(keys, states, sent, real, counted)

@@ -149,8 +149,18 @@ def test_stored_runs_by_hand():
     held = {r["name"]: r["held_out"] for r in runs}
     gaps = [held[f"post-ln, warm-up 200, key {k}"] - held[f"pre-ln, warm-up 200, key {k}"] for k in range(3)]
     assert gradflow.claims("post-ln-lower")[0].figures["same"].value == pytest.approx(sum(gaps) / 3)
+    small = json.loads((ROOT / "docs" / "training" / "small-text.json").read_text(encoding="utf-8"))["runs"]
+    assert [r["scheme"] for r in small] == ["post-ln"] * 3 + ["pre-ln"] * 3
+    gap = np.reshape([r["evaluated"]["held_out"][-1] - r["evaluated"]["train"][-1] for r in small], (2, 3)).mean(1)
+    assert gradflow.claims("post-ln-lower")[0].figures["gap"].value == pytest.approx(gap[0] - gap[1], abs=1e-4)
     with pytest.raises(ValueError, match="root: no stored runs"):
         trained.stored(ROOT / "nowhere", "warm-up")
+
+
+@pytest.mark.parametrize(("loss", "held_out"), [(2.0, 2.5), (1.25, 1.75), (1.05, 1.9), (0.9, 2.0)])
+def test_held_out_loss_is_read_where_training_loss_is_passed_last(loss, held_out):
+    curve = {"train": [2.0, 1.5, 1.0, 1.2, 0.9], "held_out": [2.5, 2.0, 1.5, 1.8, 2.0]}
+    assert tuning._held_out_at({"evaluated": curve}, loss) == pytest.approx(held_out)
 
 
 def test_shell(shell):

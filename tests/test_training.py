@@ -343,6 +343,13 @@ def test_the_library_is_the_default_text():
     assert b"def " in found.held_out.tobytes()
 
 
+@pytest.mark.parametrize(
+    ("steps", "every", "apart"), [(3, 1, 1), (40, 40, 40), (400, 10, 100), (2400, 10, 100), (240_000, 10, 10_000)]
+)
+def test_text_is_evaluated_every_hundred_steps_or_so(steps, every, apart):
+    assert run.between(steps, every) == apart
+
+
 def test_a_run_learns_and_says_what_it_saw(whole):
     assert whole.loss.shape == (45,)
     assert np.mean(whole.loss[-5:]) < whole.loss[0] - 0.5
@@ -352,7 +359,7 @@ def test_a_run_learns_and_says_what_it_saw(whole):
     np.testing.assert_allclose(p.net, p.affine * p.projection * p.norm * p.skip * p.branch, rtol=1e-5)
     np.testing.assert_allclose(whole.at(12).log_exact[0], p.log_exact[2])
     assert "cotangent: the batch's loss" in str(whole.at(12))
-    assert whole.evaluated[-1] == 45
+    assert whole.evaluated.tolist() == [10, 20, 30, 40, 45]
     shown = json.loads(json.dumps(whole.to_dict(), allow_nan=False))
     assert shown["loss"] == whole.loss.tolist()
     assert "Verdict:" in str(whole)

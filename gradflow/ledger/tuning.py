@@ -55,7 +55,34 @@ def post_ln_lower(root: Path) -> Figures:
     for name, (file, settings) in files.items():
         post, pre = ({r["key"]: r for r in runs(root, file, scheme=s, **settings)} for s in ("post-ln", "pre-ln"))
         found[name] = over([post[key]["held_out"] - pre[key]["held_out"] for key in post])
-    return found
+    return found | regularises(root)
+
+
+def regularises(root: Path) -> Figures:
+    """A text that is read many times: held-out loss at the end, its gap to training loss, and where training losses are equal.
+
+    Post-LN less pre-LN, key by key. Equal: at the higher of the two last training losses.
+    """
+    post, pre = ({r["key"]: r for r in runs(root, "small-text", scheme=s)} for s in ("post-ln", "pre-ln"))
+    gaps = {key: [r["held_out"] - r["train"] for r in (post[key], pre[key])] for key in post}
+    level = {key: max(post[key]["train"], pre[key]["train"]) for key in post}
+    return {
+        "small": over([post[key]["held_out"] - pre[key]["held_out"] for key in post]),
+        "gap": over([a - b for a, b in gaps.values()]),
+        "gap_post": over([a for a, _ in gaps.values()]),
+        "gap_pre": over([b for _, b in gaps.values()]),
+        "level": over([_held_out_at(post[key], level[key]) - _held_out_at(pre[key], level[key]) for key in post]),
+    }
+
+
+def _held_out_at(run: Run, loss: float) -> float:
+    """Held-out loss where the training loss passes ``loss`` for the last time, linear between two evaluations."""
+    train, held = (run["evaluated"][name] for name in ("train", "held_out"))
+    for i in reversed(range(1, len(train))):
+        if train[i] <= loss <= train[i - 1]:
+            part = (train[i - 1] - loss) / (train[i - 1] - train[i])
+            return held[i - 1] + part * (held[i] - held[i - 1])
+    return held[-1]
 
 
 def rms_trained(root: Path) -> Figures:

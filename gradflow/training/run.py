@@ -22,7 +22,8 @@ from gradflow.training.store import Arrays, Store
 
 Progress = Callable[[int, int], None]
 SAVE = 1.0  # seconds between two checkpoints: what a kill can cost
-EVALUATIONS, BATCHES = 4, 16  # of a run; batches of either part of the text
+APART, EVALUATIONS = 100, (4, 24)  # steps between two, but so many of a run at least and at most
+BATCHES = 16  # of either part of the text
 
 
 def warmup(
@@ -161,7 +162,7 @@ def _stretches(settings: Settings, text: Text, rate: np.ndarray, store: Store, d
     fixed = {name: evaluation(program, part) for name, part in (("train", train), ("held_out", text.held_out))}
     state, data_key = initial(settings, train)
     state = restored(state, store.state())
-    apart = settings.every * max(1, round(steps / EVALUATIONS / settings.every))
+    apart = between(steps, settings.every)
     pending: dict[int, Arrays] = {}
     saved = time.monotonic()
     while done < steps:
@@ -187,6 +188,12 @@ def initial(settings: Settings, train: Any) -> tuple[State, Array]:
     model_key, data_key = jax.random.split(jax.random.key(settings.key))
     model, _ = draw(settings.stack, model_key, settings.tokens, program.batch(train, data_key, jnp.int32(0)))
     return program.start(model), data_key
+
+
+def between(steps: int, every: int) -> int:
+    """Steps from one evaluation to the next, a multiple of ``every``."""
+    least, most = EVALUATIONS
+    return every * max(1, round(np.clip(APART, steps / most, steps / least) / every))
 
 
 def evaluation(program: Program, part: Any) -> Array:

@@ -69,8 +69,9 @@ NOTE = (
 def _losses(r: TrainingRun) -> list[str]:
     if not r.evaluated.size:
         return []
-    pairs = zip(r.evaluated, r.train, r.held_out, strict=True)
-    each = [f"step {step}: {train:.3f}, {held_out:.3f}" for step, train, held_out in pairs]
+    n = r.evaluated.size
+    quarters = sorted({-(-n * part // 4) - 1 for part in (1, 2, 3, 4)})
+    each = [f"step {r.evaluated[i]}: {r.train[i]:.3f}, {r.held_out[i]:.3f}" for i in quarters]
     spikes = f" Spikes of the loss: {len(r.spikes)}." if len(r.spikes) else ""
     return [f"Losses on fixed batches, training text and held out, after {'; '.join(each)}.{spikes}"]
 
