@@ -1,6 +1,8 @@
 """What every test may ask for: 64-bit arrays in a scope, and a shell to call."""
 
+import gc
 import os
+import platform
 import shutil
 import sys
 from pathlib import Path
@@ -8,10 +10,14 @@ from pathlib import Path
 import jax
 import pytest
 
-# Small programs, each run once or twice: what they cost is XLA's compiler, half of it so. (Level 0 is faster still, and wrong
-# in the ninth digit.)
-FASTER = ("--xla_backend_optimization_level=1", "--xla_cpu_use_fusion_emitters=false")
-os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FASTER])
+# Small programs, each run once or twice: what they cost is XLA's compiler, a third of it so. LLVM's level 0 contracts a·b + c to
+# one rounding in some programs and not in others, which parts weights (drawn in float32) in the eighth digit; AVX has none.
+LEVEL_0 = platform.machine().lower() in ("x86_64", "amd64")
+FASTER = ["--xla_backend_optimization_level=1", "--xla_cpu_use_fusion_emitters=false"]
+os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FASTER, *["--xla_cpu_max_isa=AVX"] * LEVEL_0])
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(LEVEL_0)  # of the processes that tests start
+jax.config.update("jax_disable_most_optimizations", LEVEL_0)
+gc.set_threshold(200_000, 20, 100)  # JAX lets its own garbage go at every collection: a sixth of all time
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -21,6 +27,16 @@ def programs():
     maps = Path("/proc/self/maps")
     if maps.exists() and maps.read_bytes().count(b"\n") > 20_000:
         jax.clear_caches()
+
+
+@pytest.fixture(autouse=True)
+def optimised(request):
+    """Let XLA optimise what runs for longer than it compiles, in tests marked ``optimised``."""
+    if marked := LEVEL_0 and request.node.get_closest_marker("optimised"):
+        jax.config.update("jax_disable_most_optimizations", False)
+    yield
+    if marked:
+        jax.config.update("jax_disable_most_optimizations", True)
 
 
 @pytest.fixture

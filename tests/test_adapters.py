@@ -33,7 +33,7 @@ def loss(out):
 
 
 @pytest.mark.parametrize(("framework", "post"), [(f, i != 1) for i, f in enumerate(FRAMEWORKS)], ids=FRAMEWORKS)
-def test_a_transformer_against_the_frameworks_own_gradient(framework, post, eager):
+def test_a_transformer_against_the_frameworks_own_gradient(framework, post, x64):
     net = frameworks.network(framework, post)
     p = gradflow.profile(net.chain, X, loss)
 
@@ -123,7 +123,7 @@ def sequentials():
 
 @pytest.mark.repeats
 @pytest.mark.parametrize("index", range(3), ids=FRAMEWORKS)
-def test_a_sequential_is_a_list_and_a_function(index, eager):
+def test_a_sequential_is_a_list_and_a_function(index, x64):
     ours, theirs = list(sequentials())[index]
     p = gradflow.profile(ours, X, WEIGHT)
     assert p.net.shape == (1, 4)
@@ -210,7 +210,7 @@ def test_evaluation_mode_is_not(x64):
 
 @pytest.mark.repeats
 @pytest.mark.parametrize("shape", [(D,), (TOKENS, D), (2, TOKENS // 2, D)])
-def test_states_of_one_to_three_axes(shape, eager):
+def test_states_of_one_to_three_axes(shape, x64):
     x, sent = np.random.default_rng(2).standard_normal((2, *shape))
     block = frameworks.equinox_block()
     items = [adapters.equinox(block.mlp)]
@@ -237,7 +237,7 @@ def test_attention_takes_a_mask(x64):
         assert not np.allclose(one[1], two[1])
 
 
-def test_tokenwise_maps_a_module_of_vectors(eager):
+def test_tokenwise_maps_a_module_of_vectors(x64):
     class Gate(eqx.Module):
         inner: eqx.nn.Linear
 

@@ -62,7 +62,7 @@ def by_hand(branch, params, x):
 
 @pytest.mark.parametrize("brought", [(), ("rope", "reach", "mask")])
 @pytest.mark.parametrize("name", OPTIONS)
-def test_against_one_written_by_hand(eager, name, brought):
+def test_against_one_written_by_hand(x64, name, brought):
     branch, rng = Attention(4, **OPTIONS[name]), np.random.default_rng(0)
     params = branch.init(jax.random.key(0), D, "float64") | {n: jnp.asarray(BROUGHT[n]) for n in brought}
     if branch.qk_norm:

@@ -32,7 +32,7 @@ def test_a_chain_of_scalars_by_hand():
     assert p.labels == ("1", "2", "3")
 
 
-def test_kinds_of_items_stand_in_any_order(eager):
+def test_kinds_of_items_stand_in_any_order(x64):
     norm = gradflow.norms.LayerNorm.init(4)
     items = [Residual(jnp.sin, beta=0.5), jnp.tanh, norm, Residual(jnp.cos, norm_out="rms", name="last"), jnp.sin]
     for chain in (items, items[::-1]):

@@ -50,7 +50,7 @@ def test_every_family_has_a_fixture_and_every_fixture_vouches_for_its_own_plan(l
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_states_logits_and_loss_are_transformers_own(eager, loaded, case):
+def test_states_logits_and_loss_are_transformers_own(x64, loaded, case):
     checkpoint, wanted = loaded[case], reference(case)
     result = checkpoints.gate(case)
     assert (result.family, result.tested, result.states) == (checkpoint.family, "family-tested", 3)
@@ -120,7 +120,7 @@ def weight_faults(case):
 
 
 @pytest.mark.parametrize("case", FAULTY)
-def test_a_fault_in_the_weights_fails_the_gate(eager, tmp_path, case):
+def test_a_fault_in_the_weights_fails_the_gate(x64, tmp_path, case):
     faults = weight_faults(case)
     assert len(faults) >= 3
     for fault in faults.values():
@@ -130,7 +130,7 @@ def test_a_fault_in_the_weights_fails_the_gate(eager, tmp_path, case):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_every_tensor_of_a_block_is_used(eager, tmp_path, loaded, case):
+def test_every_tensor_of_a_block_is_used(x64, tmp_path, loaded, case):
     _, prefix = block(case)
     for name in load_file(FIXTURES / case / "model.safetensors"):
         # without rotary positions the keys' bias adds the same to all logits of a row, which softmax does not see
@@ -319,7 +319,7 @@ def test_frequencies_of_every_type():
 
 
 @pytest.mark.slow
-def test_texts_of_several_lengths_are_as_they_are_alone(eager, loaded):
+def test_texts_of_several_lengths_are_as_they_are_alone(x64, loaded):
     checkpoint = loaded["gemma2"]
     rows = [reference("gemma2")["ids"][0], np.array([0, 22, 8, 21, 28])]
     states, real = audits._batch(checkpoint, rows)

@@ -49,7 +49,7 @@ def mixture(f, params, x):
 
 @pytest.mark.repeats(keep=2)
 @pytest.mark.parametrize("kind", MIXTURES)
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("x64")
 def test_value_and_push_are_those_of_a_loop_over_tokens_and_experts(kind):
     f, d, tokens = MIXTURES[kind], 5, 6
     params = f.init(jax.random.key(1), d, "float64")

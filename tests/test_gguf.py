@@ -24,7 +24,7 @@ def unreadable(path, message):
     refused(lambda: checkpoints.load(path), message)
 
 
-def test_states_logits_and_tokens_are_transformers_own(eager):
+def test_states_logits_and_tokens_are_transformers_own(x64):
     assert checkpoints.gate("llama-gguf").worst < 1e-13
     whole, file = checkpoints.load(FOLDER), checkpoints.load(MODEL)
     assert (whole.path, file.family, file.plan.fixture) == (MODEL, "llama", "llama-gguf")

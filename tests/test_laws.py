@@ -15,6 +15,7 @@ from gradflow.flow import flow
 from gradflow.schemes import S, Scheme
 from gradflow.stack import Drawn, Stack
 
+pytestmark = pytest.mark.optimised  # networks by the hundred
 MOMENTS = {  # (q_f, χ_f) at unit gain, from the theory's list
     "linear": (1.0, 1.0),
     "bias": (1.0, 0.0),

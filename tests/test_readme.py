@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.optimised  # as a user runs them
 ROOT = Path(__file__).parents[1]
 PAGES = ("README.md", "README.zh.md")
 COMMANDS = [

@@ -96,7 +96,7 @@ def test_no_law_is_made_up(name):
 # ---- parity ----
 
 
-def test_states_and_logits_are_transformers_own(eager, checkpoint, wanted):
+def test_states_and_logits_are_transformers_own(x64, checkpoint, wanted):
     assert [row.name for row in RECURRENT] == [checkpoint.family] == [checkpoint.plan.fixture]
     result = checkpoints.gate("rwkv")
     assert (result.family, result.tested, result.states) == ("rwkv", "family-tested", 3)
@@ -106,7 +106,7 @@ def test_states_and_logits_are_transformers_own(eager, checkpoint, wanted):
 
 
 @pytest.mark.slow
-def test_the_gradient_of_the_loss_is_transformers_own_everywhere(eager, checkpoint, wanted):
+def test_the_gradient_of_the_loss_is_transformers_own_everywhere(x64, checkpoint, wanted):
     last, ids = wanted["hidden_states"][-1], wanted["ids"]
     _, sent = losses.at_places(checkpoint, last, [np.arange(ids.size - 1)], [ids[0, 1:]])
     run = lambda x: checkpoint.behind(checkpoint.stack.trace(checkpoint.weights, x).out)  # noqa: E731
@@ -114,7 +114,7 @@ def test_the_gradient_of_the_loss_is_transformers_own_everywhere(eager, checkpoi
     np.testing.assert_allclose(found, wanted["loss_gradient"][0], atol=1e-13)
 
 
-def test_at_inference_the_same_network_runs_at_another_epsilon(eager, checkpoint, wanted):
+def test_at_inference_the_same_network_runs_at_another_epsilon(x64, checkpoint, wanted):
     """Halved k times, a stream is the same to norms whose ε is 4^k-fold: block by block, against transformers' own."""
     stack, weights, x = checkpoint.stack, checkpoint.weights, checkpoint.embed(wanted["ids"][0])
     states = wanted["inference_states"][:, 0]
@@ -164,14 +164,14 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("fault", WEIGHTS)
-def test_a_fault_in_the_weights_fails_the_gate(eager, tmp_path, fault):
+def test_a_fault_in_the_weights_fails_the_gate(x64, tmp_path, fault):
     altered(tmp_path, WEIGHTS[fault])
     with pytest.raises(checkpoints.ParityError, match="parity: "):
         checkpoints.gate("rwkv", tmp_path)
 
 
 @pytest.mark.slow
-def test_every_tensor_of_the_body_is_used(eager, tmp_path):
+def test_every_tensor_of_the_body_is_used(x64, tmp_path):
     for name in load_file(FIXTURE / "model.safetensors"):
         altered(tmp_path, put(name, np.zeros_like))
         with pytest.raises(checkpoints.ParityError, match="parity: "):
@@ -259,7 +259,7 @@ def test_what_a_config_leaves_out(tmp_path, checkpoint):
 
 
 @pytest.mark.slow
-def test_texts_of_several_lengths_are_as_they_are_alone(eager, checkpoint, wanted):
+def test_texts_of_several_lengths_are_as_they_are_alone(x64, checkpoint, wanted):
     rows = [wanted["ids"][0], np.array([0, 22, 8, 21, 28])]
     states, real = audits._batch(checkpoint, rows)
     for row, out in zip(rows, audits.forward(checkpoint, states, real, record=False)[1], strict=True):

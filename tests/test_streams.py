@@ -146,7 +146,7 @@ def close(left, right, rtol=1e-11):
 
 @pytest.mark.slow
 @rows
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("x64")
 def test_product_is_the_jacobian_of_the_papers_network(row):
     c = case(row)
     whole = oracle.jacobian(c.run, c.x)
@@ -155,7 +155,7 @@ def test_product_is_the_jacobian_of_the_papers_network(row):
 
 @pytest.mark.repeats
 @rows
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("x64")
 def test_exact_and_trunk_are_the_cotangents_pulled_back_and_net_the_product_of_factors(row):
     c = case(row)
     sent = np.asarray(c.cotangents)
@@ -167,7 +167,7 @@ def test_exact_and_trunk_are_the_cotangents_pulled_back_and_net_the_product_of_f
 
 
 @pytest.mark.parametrize("row", [any_scheme("b2t"), any_scheme("mhc")], ids=name)
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("x64")
 def test_every_factor_is_its_definition(row):
     """Sub-layer by sub-layer with dense matrices over (streams, tokens, d)."""
     c, n = case(row), row.streams
@@ -223,7 +223,7 @@ def single(scheme):
 
 @pytest.mark.repeats
 @pytest.mark.parametrize("scheme", ["post-ln", "sandwich", "ngpt"])
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("x64")
 def test_one_stream_is_the_ordinary_stack(scheme):
     options = {"norm": "layernorm", "eps": EPS, "final_norm": True}
     plain = Stack.make(scheme, BLOCK, DEPTH, WIDTH, **options)
@@ -237,7 +237,7 @@ def test_one_stream_is_the_ordinary_stack(scheme):
         np.testing.assert_allclose(found[figure], values, rtol=1e-12, atol=1e-13, err_msg=figure)
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("x64")
 def test_hyper_connections_start_as_pre_ln():
     c = case(any_scheme("hyper-connections"))
     plain = Stack.make("pre-ln", BLOCK, DEPTH, WIDTH, norm="layernorm", eps=EPS)
@@ -273,7 +273,7 @@ def test_weight_gradients_are_autodiffs(x64):
 # --- branches that add up ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("x64")
 def test_parallel_branch_pushes_and_weighs_as_its_parts():
     f, parts = branch_of("attention|mlp:gelu"), [branch_of("attention"), branch_of("mlp:gelu")]
     params, x = f.init(jax.random.key(0), WIDTH, "float64"), normal(1, TOKENS, WIDTH)

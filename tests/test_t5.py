@@ -67,7 +67,7 @@ def test_a_table_by_offset_is_the_table_of_buckets(x64):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_states_and_logits_of_both_stacks_are_transformers_own(eager, loaded, case):
+def test_states_and_logits_of_both_stacks_are_transformers_own(x64, loaded, case):
     checkpoint = loaded[case]
     assert (checkpoint.plan.fixture, checkpoint.causal, checkpoint.encoder.causal) == (case, True, False)
     result = checkpoints.gate(case)
@@ -115,7 +115,7 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("fault", WEIGHTS)
-def test_a_fault_in_the_weights_fails_the_gate(eager, tmp_path, fault):
+def test_a_fault_in_the_weights_fails_the_gate(x64, tmp_path, fault):
     altered(tmp_path, "t5", WEIGHTS[fault])
     fails("t5", tmp_path)
 
@@ -327,7 +327,7 @@ def test_bad_input_is_one_line_before_a_weight_is_read(monkeypatch, name):
 
 
 @pytest.mark.slow
-def test_a_recording_of_the_weights_is_of_the_decoders_states(eager, loaded, tmp_path):
+def test_a_recording_of_the_weights_is_of_the_decoders_states(x64, loaded, tmp_path):
     wanted, file = reference("t5"), tmp_path / "r.npz"
     held = {"ids": wanted["ids"][1], "attention_mask": wanted["attention_mask"][1]}
     held["hidden_states"] = wanted["decoder_hidden_states"][:, 1]

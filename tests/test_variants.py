@@ -35,7 +35,7 @@ def close(left, right, rtol=1e-12):
 
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("hidden", [None, "layernorm"])
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("x64")
 def test_push_with_biases_is_jacfwd(gated, hidden):
     f = MLP("gelu", gated=gated, hidden_norm=hidden, bias=0.3, bias_in=0.7)
     params, x = f.init(jax.random.key(0), WIDTH, "float64"), normal(1, 3, WIDTH)
@@ -59,7 +59,7 @@ def test_biases_are_drawn_beside_the_same_weights(x64):
 
 @pytest.mark.repeats
 @pytest.mark.parametrize("name", ["mlp:gelu", "attention"])
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("x64")
 def test_dropout_is_one_mask_on_value_and_jacobian(name):
     f, plain, d = Dropout(name, 0.25), branch_of(name), 6
     params, x, basis = f.init(jax.random.key(0), d, "float64"), normal(1, 3, d), normal(2, 3, d, 4)
