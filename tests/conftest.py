@@ -14,6 +14,7 @@ import pytest
 # one rounding in some programs and not in others, which parts weights (drawn in float32) in the eighth digit; AVX has none.
 LEVEL_0 = platform.machine().lower() in ("x86_64", "amd64")
 FASTER = ["--xla_backend_optimization_level=1", "--xla_cpu_use_fusion_emitters=false"]
+FASTER += ["--xla_cpu_parallel_codegen_split_count=1"]  # the other core has tests of its own
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FASTER, *["--xla_cpu_max_isa=AVX"] * LEVEL_0])
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(LEVEL_0)  # of the processes that tests start
 jax.config.update("jax_disable_most_optimizations", LEVEL_0)
