@@ -18,7 +18,7 @@ FASTER += ["--xla_cpu_parallel_codegen_split_count=1"]  # the other core has tes
 os.environ["XLA_FLAGS"] = " ".join([os.environ.get("XLA_FLAGS", ""), *FASTER, *["--xla_cpu_max_isa=AVX"] * LEVEL_0])
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = str(LEVEL_0)  # of the processes that tests start
 jax.config.update("jax_disable_most_optimizations", LEVEL_0)
-gc.set_threshold(200_000, 20, 100)  # JAX lets its own garbage go at every collection: a sixth of all time
+gc.set_threshold(200_000, 20, 100)  # JAX lets its own garbage go at every collection
 
 
 @pytest.fixture(scope="module", autouse=True)
