@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
-from gradflow.plots import Picture
+from gradflow.plots import Picture, plain
 
 COLOURS = {"post-ln": "#D55E00", "pre-ln": "#0072B2"}
 TOLERANCE = 0.1  # nats above the best
@@ -29,8 +29,7 @@ def rates(found: dict[str, Any]) -> Picture:
     ax.set_xscale("log")
     ax.set_xlabel("peak learning rate, behind 200 steps of warm-up")
     ax.set_ylabel("held-out loss, nats a byte")
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(True, alpha=0.25, linewidth=0.6)
+    plain(ax)
     ax.legend(frameon=False, fontsize=9)
     return picture
 
@@ -52,8 +51,7 @@ def small_text(found: dict[str, Any]) -> Picture:
     gap.set_xlabel("step")
     gap.set_ylabel("held-out loss less training loss")
     for ax in (both, gap):
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(True, alpha=0.25, linewidth=0.6)
+        plain(ax)
     both.legend(frameon=False, fontsize=9)
     return picture
 
@@ -90,6 +88,5 @@ def norms(found: dict[str, Any]) -> Picture:
     right.set_title("added by rounding the matrices: step size by row or tensor", fontsize=10, loc="left")
     right.legend(frameon=False, fontsize=8, loc="lower right")
     for ax in (left, right):
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(True, axis="y", alpha=0.25, linewidth=0.6)
+        plain(ax, "y")
     return picture

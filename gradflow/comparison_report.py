@@ -118,8 +118,7 @@ def figure(c: Comparison) -> Figure:
     for name, ax in panels.items():
         ax.set_title(PANELS[name], fontsize=10, loc="left")
         ax.set_yscale("log")
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(True, which="major", alpha=0.25, linewidth=0.6)
+        plots.plain(ax)
     for ax in axes[1]:
         ax.set_xlabel("block")
     handles, names = axes[0, 0].get_legend_handles_labels()

@@ -3,6 +3,7 @@
 import io
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Literal
 
 import matplotlib as mpl
 import numpy as np
@@ -46,6 +47,12 @@ def png(figure: Figure, dpi: int = 110) -> bytes:
     return buffer.getvalue()
 
 
+def plain(ax: Axes, axis: Literal["both", "y"] = "both") -> None:
+    """No frame above and on the right; a faint grid."""
+    ax.spines[["top", "right"]].set_visible(False)
+    ax.grid(True, axis=axis, alpha=0.25, linewidth=0.6)
+
+
 def check_path(path: str | Path) -> Path:
     """Return the path if a figure can be written there; asked before long work, so that none is lost.
 
@@ -76,8 +83,7 @@ def _axes(width: float, height: float, columns: int = 1, rows: int = 1) -> tuple
     figure = Picture(figsize=(width, height), layout="constrained")
     axes = np.ravel(figure.subplots(rows, columns)).tolist()  # type: ignore[arg-type]
     for ax in axes:
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(True, which="major", alpha=0.25, linewidth=0.6)
+        plain(ax)
     return figure, axes
 
 

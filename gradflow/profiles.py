@@ -263,18 +263,16 @@ def measure(
     def one(key: Array, x: Array, sent: Array | None, real: Array | None, counted: Array | None) -> Rows:
         found = Drawn(key) if weights is None else weights
         found = found if real is None else dataclasses.replace(found, mask=real)  # type: ignore[type-var]
+        of_loss = None if loss is None else functools.partial(gradient_of, loss, real=found.mask)
         if isinstance(stack, StreamStack):
-            back = sent if loss is None else functools.partial(gradient_of, loss)  # type: ignore[assignment]
-            return stream_flow.profile(stack, found, x, back, watched)  # type: ignore[arg-type]
+            return stream_flow.profile(stack, found, x, sent if of_loss is None else of_loss, watched)  # type: ignore[arg-type]
         if not low:
-            back = sent[0] if loss is None else functools.partial(gradient_of, loss, real=found.mask)  # type: ignore[index]
+            back = sent[0] if of_loss is None else of_loss  # type: ignore[index]
             return probes.profile(stack, found, x, back, watched)[2]
         trajectory = stack.trace(found, x)
         last = found.final(stack) if stack.final_norm else None
         out = trajectory.out if last is None else last(trajectory.out)
-        return flow(
-            stack, found, trajectory, sent if loss is None else gradient_of(loss, out, found.mask)[None], counted
-        )
+        return flow(stack, found, trajectory, sent if of_loss is None else of_loss(out)[None], counted)
 
     if batched:
         return jax.vmap(one)(keys, states, sent, real, counted)

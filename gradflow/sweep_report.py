@@ -131,5 +131,4 @@ def _panel(ax: Any, pools: list[Pool], schemes: tuple[str, ...], x: str, curve: 
     ax.yaxis.set_minor_locator(LogLocator(subs=(2, 5)))  # a gain between 0.4 and 3 has a tick beside 1, too
     for formatter in (ax.yaxis.set_major_formatter, ax.yaxis.set_minor_formatter):
         formatter(lambda gain, _: f"{gain:g}")
-    ax.spines[["top", "right"]].set_visible(False)
-    ax.grid(True, which="major", alpha=0.25, linewidth=0.6)
+    plots.plain(ax)

@@ -42,8 +42,7 @@ def runs(c: TrainingRuns) -> Figure:
         ax.set_title(PANELS[name], fontsize=10, loc="left")
         ax.set_xscale("log")
         ax.set_yscale("linear" if name in LINEAR else "log")
-        ax.spines[["top", "right"]].set_visible(False)
-        ax.grid(True, which="major", alpha=0.25, linewidth=0.6)
+        plots.plain(ax)
     for name in [*PANELS][3:]:
         axes[name].set_xlabel("step (from 1)")
     picture.legend(loc="outside lower center", ncols=min(len(groups), 4), fontsize=8.5, frameon=False)
