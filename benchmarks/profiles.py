@@ -21,25 +21,28 @@ def programs(depth: int, dtype: str) -> dict[str, tuple[Any, tuple]]:
     """Jitted functions and their arguments."""
     stack = Stack.make("post-ln", ("attention", "mlp:gelu"), depth, D, dtype=dtype)
     given, x, c = plain.drawn(stack, T)
-    keys = jax.random.split(jax.random.key(0), 1)
-
-    def measured(watched: bool, low: bool) -> tuple[Any, tuple]:
-        return profiles.measure, (stack, given, keys, x[None], c[None, None], None, None, watched, low, False)
-
     return {
         "gradient": (plain.gradient(stack), (x, given.params, c)),
-        "profile": measured(False, False),
-        "weight_grad": measured(True, False),
-        "low": measured(False, True),
+        "profile": measured(stack, given, x, c),
+        "weight_grad": measured(stack, given, x, c, watched=True),
+        "low": measured(stack, given, x, c, low=True),
     }
+
+
+def measured(
+    stack: Stack, weights: Any, x: jax.Array, c: jax.Array, watched: bool = False, low: bool = False
+) -> tuple[Any, tuple]:
+    """What `gradflow.profile` runs for one network, and its arguments: no mask, no loss."""
+    keys = jax.random.split(jax.random.key(0), 1)
+    return profiles.measure, (stack, weights, keys, x[None], c[None, None], *[None] * 3, watched, low, False)
 
 
 def compile_seconds(depth: int) -> float:
     """Seconds to lower and compile the profile of a random stack."""
     stack = Stack.make("post-ln", ("attention", "mlp:gelu"), depth, 64)
-    keys, x = jax.random.split(jax.random.key(0), 1), jnp.ones((1, 4, 64))
+    program, arguments = measured(stack, None, jnp.ones((4, 64)), jnp.ones((4, 64)))
     start = time.perf_counter()
-    profiles.measure.lower(stack, None, keys, x, x[None], None, None, False, False, False).compile()
+    program.lower(*arguments).compile()
     return time.perf_counter() - start
 
 

@@ -35,7 +35,7 @@ class Case:
     tokens: int
     probes: float
 
-    def moments(self, frozen: bool) -> Rows:
+    def moments(self, frozen: bool) -> dict[str, np.ndarray]:
         """Moments of β·f for every sub-layer, each of shape (S,); frozen: of the same branch with F = 0."""
         found = {name: np.empty(len(self.alpha)) for name in symbolic.MOMENTS}
         for k, branch in enumerate(self.branches):
@@ -46,7 +46,7 @@ class Case:
             at = at.scaled(self.beta[mine] ** 2)
             for name in found:
                 found[name][mine] = getattr(gaussian.frozen(at) if frozen else at, name)
-        return {name: jnp.asarray(values) for name, values in found.items()}
+        return found
 
     @property
     def alpha(self) -> np.ndarray:
@@ -61,8 +61,7 @@ class Case:
 
 def moments_of(branch: Branch, rows: np.ndarray, where: np.ndarray) -> gaussian.BranchMoments:
     """A branch's moments at each distinct (power, inner, outer), put where they belong."""
-    leaves = [jnp.broadcast_to(leaf, len(rows)) for leaf in _moments_at(branch, jnp.asarray(rows))]
-    columns: list[Any] = [np.asarray(leaf)[where] for leaf in leaves]
+    columns: list[Any] = [np.broadcast_to(leaf, len(rows))[where] for leaf in _moments_at(branch, rows)]
     return gaussian.BranchMoments(*columns)
 
 
@@ -82,10 +81,9 @@ def _extras() -> tuple[Callable[..., tuple], Callable[..., tuple]]:
     return to_jax(symbolic.SYMBOLS, symbolic.response()), to_jax(symbolic.SYMBOLS, symbolic.outermost_norm())
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
 def _recursion(
-    output_norm: bool, final: bool, moments: Rows, alpha: jax.Array, d: float, centred: float
-) -> tuple[Rows, jax.Array]:
+    output_norm: bool, final: bool, moments: Rows, alpha: jax.Array, d: Any, centred: Any
+) -> tuple[Rows, list[jax.Array]]:
     """Forward for the stream, backward for the gradient's share along it; all terms, and (Q, M, v_Q) at the end."""
     law, columns = _sublayer_law(output_norm), tuple(moments[name] for name in symbolic.MOMENTS)
 
@@ -106,63 +104,59 @@ def _recursion(
     first = jnp.asarray(0.0 if final else 1.0)  # a final norm leaves nothing along x
     _, radial = jax.lax.scan(backward, first, (columns, alpha, states), reverse=True)
     terms = {k: jnp.broadcast_to(v, alpha.shape) for k, v in terms_at(columns, alpha, states, radial).items()}
-    return terms | {"Q": states[0], "radial": radial}, jnp.stack(last)
+    return terms | {"Q": states[0], "radial": radial}, last
 
 
-def _pooled(case: Case, terms: Rows) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _pooled(terms: Rows, tokens: Any, probes: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Shifts of log norm and log branch from pooling over tokens and cotangents, and the variance that is left.
 
     A pooled power averages before the log is taken, which gains half of the variance that it averages away.
     """
     shared, own, norm = terms["spread_shared"], terms["spread_own"], terms["shift_norm"]
-    over_tokens, over_both = 1 - 1 / case.tokens, 1 - 1 / (case.tokens * case.probes)
+    over_tokens, over_both = 1 - 1 / tokens, 1 - 1 / (tokens * probes)
     shift_norm = norm * over_tokens / 2
     shift = (shared * over_tokens + own * over_both) / 2
     return shift_norm, shift - shift_norm, shared * (1 - over_tokens) + own * (1 - over_both)
 
 
-@jax.jit
-def _summed_response(tail: jax.Array, slope: jax.Array, alpha: jax.Array) -> jax.Array:
-    """What noise in the stream at each sub-layer does to all later log gains; one step on it is worth α²."""
-    return jax.lax.scan(lambda r, row: (row[0] + row[1] ** 2 * r, r), tail, (slope, alpha), reverse=True)[1]
-
-
-def _stream_noise(case: Case, moments: Rows, terms: Rows, last: jax.Array) -> jax.Array:
-    """Variance from the growing stream of an input-norm scheme: noise at one sub-layer moves every later gain."""
+def _stream_noise(final: bool, moments: Rows, alpha: jax.Array, d: Any, centred: Any, terms: Rows, Q: Any) -> jax.Array:
+    """Variance from the growing stream of an input-norm scheme, at one token: noise at a sub-layer moves every later gain."""
     states = (terms["Q"], jnp.zeros(()), jnp.zeros(()), terms["radial"])
-    alpha = jnp.asarray(case.alpha)
-    slope, noise, overlap = _extras()[0](*moments.values(), alpha, case.d, case.centred, *states)
-    tail = -1 / last[0] if case.final else jnp.zeros(())
-    lag = _summed_response(tail, slope, alpha)
-    return (lag**2 * noise + 2 * lag * overlap) / case.tokens
+    slope, noise, overlap = _extras()[0](*moments.values(), alpha, d, centred, *states)
+    tail = -1 / Q if final else jnp.zeros(())
+    # what noise at each sub-layer does to all later log gains; one step on it is worth α²
+    lag = jax.lax.scan(lambda r, row: (row[0] + row[1] ** 2 * r, r), tail, (slope, alpha), reverse=True)[1]
+    return lag**2 * noise + 2 * lag * overlap
 
 
-def curve(case: Case, frozen: bool) -> dict[str, np.ndarray]:
-    """Rows of one vector: the gradient, or the trunk where F is frozen; ``sd`` is that of the cumulative log gain."""
-    moments = case.moments(frozen)
-    terms, last = _recursion(case.output_norm, case.final, moments, jnp.asarray(case.alpha), case.d, case.centred)
-    shift_norm, shift_branch, variance = _pooled(case, terms)
-    outside = _extras()[1](*[0.0] * len(symbolic.MOMENTS), 0.0, case.d, case.centred, *last, 0.0)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _curve(
+    output_norm: bool, final: bool, moments: Rows, alpha: jax.Array, d: Any, centred: Any, tokens: Any, probes: Any
+) -> Rows:
+    """`curve`, compiled whole: operation by operation it would be compiled so too, at every depth anew."""
+    terms, last = _recursion(output_norm, final, moments, alpha, d, centred)
+    shift_norm, shift_branch, variance = _pooled(terms, tokens, probes)
+    outside = _extras()[1](*[0.0] * len(symbolic.MOMENTS), 0.0, d, centred, *last, 0.0)
     log_outer, *isotropic = map(jnp.asarray, outside)
     shares = [terms["aligned"], terms["along_mean"]]
-    if case.output_norm:
+    if output_norm:
         # A norm finds what the sub-layer above hands down; the last one an isotropic cotangent, or, behind a final norm,
         # what that left: nothing, as both have the same û.
-        above = [jnp.zeros(())] * 2 if case.final else isotropic
+        above = [jnp.zeros(())] * 2 if final else isotropic
         shares = [jnp.append(share[1:], value) for share, value in zip(shares, above, strict=True)]
     else:
-        variance = variance + _stream_noise(case, moments, terms, last)
+        variance = variance + _stream_noise(final, moments, alpha, d, centred, terms, last[0]) / tokens
     rows = {
         "aligned": shares[0],
         "along_mean": shares[1],
         "norm": jnp.exp((terms["log_norm"] + shift_norm) / 2),
-        "skip": jnp.abs(jnp.asarray(case.alpha)),
+        "skip": jnp.abs(alpha),
         "branch": jnp.exp((terms["log_branch"] + shift_branch) / 2),
         "Q": terms["Q"],
         "q": moments["q"],
-        "alpha": jnp.asarray(case.alpha),
+        "alpha": alpha,
     }
-    if case.final:
+    if final:
         end = {
             "aligned": isotropic[0],
             "along_mean": isotropic[1],
@@ -173,5 +167,11 @@ def curve(case: Case, frozen: bool) -> dict[str, np.ndarray]:
         rows = {name: jnp.append(values, jnp.asarray(end.get(name, 1.0))) for name, values in rows.items()}
         variance = jnp.append(variance, 0.0)
     rows["projection"] = jnp.sqrt(1 - rows["aligned"] - rows["along_mean"])
-    sd = jnp.sqrt(jnp.append(jnp.cumsum(variance[::-1])[::-1], 0.0)) / 2
-    return {name: np.asarray(values) for name, values in rows.items()} | {"sd": np.asarray(sd)}
+    rows["sd"] = jnp.sqrt(jnp.append(jnp.cumsum(variance[::-1])[::-1], 0.0)) / 2
+    return rows
+
+
+def curve(case: Case, frozen: bool) -> dict[str, np.ndarray]:
+    """Rows of one vector: the gradient, or the trunk where F is frozen; ``sd`` is that of the cumulative log gain."""
+    of = (case.moments(frozen), case.alpha, case.d, case.centred, float(case.tokens), case.probes)
+    return jax.tree.map(np.asarray, _curve(case.output_norm, case.final, *of))

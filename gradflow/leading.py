@@ -75,10 +75,10 @@ def distinct(*columns: Any) -> tuple[np.ndarray, np.ndarray]:
     return table[first], where.ravel()
 
 
-def looked_up(branch: Branch, *columns: jax.Array) -> tuple:
-    """`branch_powers` at every sub-layer, each distinct (power, inner, outer) once."""
+def looked_up(branch: Branch, *columns: Any) -> np.ndarray:
+    """`branch_powers` at every sub-layer, (3, S), each distinct (power, inner, outer) once."""
     rows, where = distinct(*columns)
-    return tuple(jnp.asarray(np.asarray(_moments(branch, jnp.asarray(rows)))[where].T))
+    return np.asarray(_moments(branch, rows))[where].T
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -116,8 +116,8 @@ def leading(
     ``Q`` the stream as it enters, ``added`` what the branch adds, ``total`` what an output norm sees, ``norm`` the power of its
     Jacobian, ``back`` that of αI + βF…, ``net``, ``trunk``; ``weights`` Σ‖dL/dW‖²/(‖g‖² d), g at the sub-layer's output.
     """
-    numbers = Multipliers(*(jnp.asarray(a).reshape(depth, len(branches)) for a in numbers))
-    Q, rows = jnp.ones(()), []
+    numbers = Multipliers(*(np.asarray(a).reshape(depth, len(branches)) for a in numbers))
+    Q, rows = np.ones(()), []
     for blocks, row in scheme.parts(depth):
         placed = behind_norm(branches) if row.norm_branch and norm in LENGTHS else branches
         part, mine = Part(row.shape, placed, norm), jax.tree.map(lambda leaf, blocks=blocks: leaf[blocks], numbers)
@@ -125,10 +125,10 @@ def leading(
         if part.known:
             into = mine.scale**2
             columns = [looked_up(b, into[:, k], mine.inner[:, k], mine.outer[:, k]) for k, b in enumerate(placed)]
-            moments = tuple(jnp.stack(each, 1) for each in zip(*columns, strict=True))
+            moments = tuple(np.stack(each, 1) for each in zip(*columns, strict=True))
         Q, found = _recursion(part, Q, mine, moments)
-        rows.append({name: leaf.reshape(-1) for name, leaf in found.items()})
-    out = {name: np.concatenate([np.asarray(row[name]) for row in rows]) for name in rows[0]}
+        rows.append({name: np.asarray(leaf).reshape(-1) for name, leaf in found.items()})
+    out = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     if final:
         _, gain = norm_powers(norm, True, Q)
         last = {"Q": Q, "total": Q, "norm": gain, "net": gain, "trunk": gain, "added": 0.0, "weights": 0.0}

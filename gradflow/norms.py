@@ -115,6 +115,7 @@ class NormJacobian:
         """1/t of every point, an axis of length 1 after it."""
         return self.scale[..., None]
 
+    @functools.partial(jax.jit, static_argnums=2, inline=True)
     def tangent(self, h: Array, axis: int = -1) -> Array:
         """``P_t h = (P − κ ŷŷᵀ/d) h`` along an axis, the symmetric part that projects; ``h`` may have leading axes of its own."""
         direction, kept = (_before(part, axis) for part in (self.direction, self.kept[..., None]))
@@ -197,9 +198,7 @@ class Norm:
         """Normalise the last axis; statistics are at least float32, the result has ``x``'s dtype."""
         x = precision.as_array(x)
         with precision.scope(x.dtype):
-            wide = x.astype(_wide(x.dtype))
-            gain, bias = (p.astype(wide.dtype) for p in (self.gain, self.bias))
-            return (_normalise(self.row, self.eps, self.detached, wide) * gain + bias).astype(x.dtype)
+            return _layer(self, x)
 
     def jacobian(self, x: Vectors) -> NormJacobian:
         """Return the exact Jacobian at a vector, equivalent to ``jax.jacfwd(norm)(x)``, or at a batch of them.
@@ -217,11 +216,21 @@ class Norm:
         if not x.ndim or x.shape[-1:] != self.gain.shape:
             raise ValueError(f"x: needs vectors of {self.gain.size} entries along the last axis, got shape {x.shape}")
         with precision.scope(x.dtype):
-            wide = x.astype(_wide(x.dtype))
-            of = (self.row, self.eps, self.detached, wide)
-            value, unit = _normalise(*of), _at(*of)[1]  # compiled: one pass
-            gain, bias = (p.astype(wide.dtype) for p in (self.gain, self.bias))
-            return (value * gain + bias).astype(x.dtype), replace(unit, gain=gain)
+            return _layer_at(self, x)
+
+
+@functools.partial(jax.jit, inline=True)
+def _layer(norm: Norm, x: Vectors) -> Vectors:
+    return _layer_at(norm, x)[0]
+
+
+@functools.partial(jax.jit, inline=True)
+def _layer_at(norm: Norm, x: Vectors) -> tuple[Vectors, NormJacobian]:
+    wide = x.astype(_wide(x.dtype))
+    of = (norm.row, norm.eps, norm.detached, wide)
+    value, unit = _normalise(*of), _at(*of)[1]  # compiled: one pass
+    gain, bias = (p.astype(wide.dtype) for p in (norm.gain, norm.bias))
+    return (value * gain + bias).astype(x.dtype), replace(unit, gain=gain)
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Sizes of arrays, and powers of two taken out of them, so that nothing under- or overflows and no digit is lost."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Int
@@ -12,6 +14,7 @@ def power_of_two(size: Array) -> Array:
     return jax.lax.reduce_precision(size, info.nexp, 0)
 
 
+@functools.partial(jax.jit, static_argnums=1, inline=True)
 def scaled(array: Array, keep: int = 0) -> tuple[Array, Array]:
     """``array`` over the power of two at its largest entry, now in [3/4, 3/2], and that power.
 
@@ -21,6 +24,7 @@ def scaled(array: Array, keep: int = 0) -> tuple[Array, Array]:
     return array * (1 / power), power
 
 
+@functools.partial(jax.jit, static_argnums=1, inline=True)
 def frobenius(array: Array, keep: int = 0) -> Array:
     """Frobenius norm over all axes but the first ``keep``."""
     unit, power = scaled(array, keep)

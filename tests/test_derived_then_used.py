@@ -1,7 +1,6 @@
 """A symbolic result is used, not retyped: a wrong derivation makes wrong numbers."""
 
 import dataclasses
-import sys
 
 import jax
 import jax.numpy as jnp
@@ -16,30 +15,6 @@ from gradflow.stack import Drawn, Stack
 from gradflow.symbolic import depth as depth_law
 from gradflow.symbolic import moments
 from gradflow.symbolic import norms as symbolic
-
-
-def forget():
-    """Empty every cache of gradflow's that may hold a compiled formula; JAX's own operations stay compiled."""
-    for name, module in list(sys.modules.items()):
-        if name.startswith("gradflow"):
-            own = list(vars(module).values())
-            for value in own + [v for c in own if isinstance(c, type) for v in vars(c).values()]:
-                for clear in ("cache_clear", "clear_cache"):  # functools' name, and jax.jit's
-                    if not isinstance(value, type):
-                        getattr(value, clear, lambda: None)()
-
-
-@pytest.fixture
-def tamper(monkeypatch):
-    """Replace a derivation by a wrong one, with empty caches before and after."""
-
-    def swap(module, name, wrong):
-        monkeypatch.setattr(module, name, wrong)
-        forget()
-
-    yield swap
-    monkeypatch.undo()
-    forget()
 
 
 def dense(name="layernorm"):

@@ -48,15 +48,11 @@ def test_the_jacobian_is_autodiffs_with_the_statistic_held(row, eager):
     assert np.abs(np.asarray(exact.jacobian(x).dense()) - truth).max() > 1e-3
 
 
-def test_it_is_derived_then_used(monkeypatch, x64):
+def test_it_is_derived_then_used(tamper, x64):
     layer, x = replace(norms.LayerNorm.init(5, EPS, "float64"), detached=True), np.arange(5.0) ** 2
     right = np.asarray(layer.jacobian(x).dense())
-    monkeypatch.setattr(symbolic, "detached", lambda formula: (2 * formula.scale, sympy.Integer(0)))
-    norms._coefficients.cache_clear()
-    try:
-        np.testing.assert_allclose(layer.jacobian(x).dense(), 2 * right, rtol=1e-12)
-    finally:
-        norms._coefficients.cache_clear()
+    tamper(symbolic, "detached", lambda formula: (2 * formula.scale, sympy.Integer(0)))
+    np.testing.assert_allclose(layer.jacobian(x).dense(), 2 * right, rtol=1e-12)
 
 
 @pytest.mark.repeats

@@ -23,7 +23,7 @@ def cumulative(gains):
 
 
 @table
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("x64")
 def test_every_factor_is_its_definition(norm, scheme, block, final):
     r = run(norm, scheme, block, final)
     truth = r.oracle.flow(r.x, r.cotangents)
@@ -46,14 +46,14 @@ def test_every_factor_is_its_definition(norm, scheme, block, final):
 @pytest.mark.repeats(keep=2)
 @pytest.mark.parametrize("norm", ["layernorm", "rms"])
 @pytest.mark.parametrize("tokens", [1, 3])
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("x64")
 def test_pythagoras_at_eps_zero(norm, tokens):
     r = run(norm, PLAIN[0], ("mlp:gelu",), True, tokens, eps=0.0)
     mean = r.flow["mean_component"] ** 2 if norm == "layernorm" else 0
     close(r.flow["projection"] ** 2, 1 - r.flow["alignment"] ** 2 - mean)
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("x64")
 def test_final_norm_is_a_last_row_of_its_own():
     r = run("layernorm", PLAIN[1], ("linear",), True)
     bare = run("layernorm", PLAIN[1], ("linear",), False)
@@ -63,7 +63,7 @@ def test_final_norm_is_a_last_row_of_its_own():
     assert float(r.flow["projection"][-1]) < 1
 
 
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("x64")
 def test_alpha_zero_reports_the_branchs_own_gain_and_no_trunk():
     r = run("layernorm", PURE, ("mlp:tanh", "linear"), False)
     np.testing.assert_array_equal(r.flow["skip"], 1.0)
@@ -73,7 +73,7 @@ def test_alpha_zero_reports_the_branchs_own_gain_and_no_trunk():
 
 
 @pytest.mark.parametrize("scheme", PLAIN, ids=name)
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("x64")
 def test_more_probes_pool_their_powers(scheme):
     many = run("rms", scheme, ("mlp:gelu",), False)
 
@@ -86,7 +86,7 @@ def test_more_probes_pool_their_powers(scheme):
 
 
 @pytest.mark.parametrize("scheme", PLAIN, ids=name)
-@pytest.mark.usefixtures("eager")
+@pytest.mark.usefixtures("x64")
 def test_gains_do_not_depend_on_the_cotangents_size(scheme):
     r = run("layernorm", scheme, ("mlp:gelu",), False)
     for scale in (1e-200, 1e-3, 1e200):

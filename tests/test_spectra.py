@@ -172,18 +172,18 @@ def test_a_krylov_space_that_closes_ends_there():
 
 def digits(net, frame):
     """Logs of the triangle of J Q, all layers multiplied and factored in 120 digits."""
-    mpmath.mp.dps = 120
     stack, weights = net.model, net.weights
     states = stack.trace(weights, net.x).x
     numbers, pieces = stack.multipliers(), weights.along_depth(stack)
-    product = mpmath.matrix(np.asarray(frame).tolist())
-    for l in range(stack.depth):
-        layer = weights.layer(stack, jax.tree.map(lambda leaf, l=l: leaf[l], pieces))
-        step = stack.sublayer(layer, 0, numbers.alpha[l, 0], numbers.beta[l, 0], states[l])
-        jacobian = np.asarray(step.push(jnp.eye(stack.d)[None])[0])
-        product = mpmath.matrix(jacobian.tolist()) * product
-    _, r = mpmath.qr(product)
-    return [float(mpmath.log(abs(r[i, i]))) for i in range(r.cols)]
+    with mpmath.workdps(120):
+        product = mpmath.matrix(np.asarray(frame).tolist())
+        for l in range(stack.depth):
+            layer = weights.layer(stack, jax.tree.map(lambda leaf, l=l: leaf[l], pieces))
+            step = stack.sublayer(layer, 0, numbers.alpha[l, 0], numbers.beta[l, 0], states[l])
+            jacobian = np.asarray(step.push(jnp.eye(stack.d)[None])[0])
+            product = mpmath.matrix(jacobian.tolist()) * product
+        _, r = mpmath.qr(product)
+        return [float(mpmath.log(abs(r[i, i]))) for i in range(r.cols)]
 
 
 @pytest.mark.parametrize("every", [1, 3])

@@ -61,11 +61,13 @@ def test_block_by_block_gives_the_figures_of_all_at_once_and_holds_one_block(mon
         alive.extend(map(weakref.ref, layer.params[0].values()))
         return layer
 
+    gc.freeze()  # what other tests left is not looked through at every block
     monkeypatch.setattr(lazy, "layer", watched)
     monkeypatch.setattr(loading.Reader, "weights", lambda self: pytest.fail("read all at once"))
     monkeypatch.setattr(losses, "SLICE", 112)  # the loss takes the decoder in pieces, the last one shorter
     progress = lambda *counts: told.append(counts)  # noqa: E731
     streamed = gradflow.audit(FIXTURES / case, texts, stream=True, progress=progress, **CASES[case])
+    gc.unfreeze()
     assert order == [*range(depth), *reversed(range(depth))]
     assert told == [(done, 2 * depth) for done in range(1, 2 * depth + 1)]
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
@@ -19,8 +18,6 @@ from gradflow.numeric import to_jax
 from gradflow.stack import Given, Stack, State
 from gradflow.streamed import Blocks
 from gradflow.symbolic.moments import ACTIVATIONS, z
-
-_normed = jax.jit(lambda norm, x: norm(x))  # op by op it would be compiled op by op
 
 
 @dataclass(frozen=True, eq=False)
@@ -161,7 +158,7 @@ class Checkpoint:
                 places = np.cumsum(real) * real + self.plan.pad
             out = out + e.position[places]
         out = out if e.kind is None else out + e.kind
-        return precision.as_array(out) if e.norm is None else _normed(e.norm, precision.as_array(out))
+        return precision.as_array(out) if e.norm is None else e.norm(precision.as_array(out))
 
     def given(self, mask: Any = None) -> Given | Blocks:
         """The weights, with padding marked: ``mask`` (tokens,) is 0 at keys that attention must not see."""
