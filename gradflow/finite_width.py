@@ -83,7 +83,7 @@ def _extras() -> tuple[Callable[..., tuple], Callable[..., tuple]]:
 
 def _recursion(
     output_norm: bool, final: bool, moments: Rows, alpha: jax.Array, d: Any, centred: Any
-) -> tuple[Rows, list[jax.Array]]:
+) -> tuple[Rows, tuple[jax.Array, ...]]:
     """Forward for the stream, backward for the gradient's share along it; all terms, and (Q, M, v_Q) at the end."""
     law, columns = _sublayer_law(output_norm), tuple(moments[name] for name in symbolic.MOMENTS)
 

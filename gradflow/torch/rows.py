@@ -68,7 +68,7 @@ def recognised(
         for row in ("layernorm", "rms", "rms-outside"):
             for g in (gain, 1 + gain):
                 norm = Norm(jnp.asarray(g), jnp.asarray(bias), row, eps)
-                off = np.linalg.norm(np.asarray(norm(entered)) - left) / max(np.linalg.norm(left), 1e-300)
+                off = np.linalg.norm(np.asarray(norm(jnp.asarray(entered))) - left) / max(np.linalg.norm(left), 1e-300)
                 tried.append((float(off), norm))
                 if off <= tolerance:
                     return norm, float(off)
