@@ -122,7 +122,8 @@ def _pooled(terms: Rows, tokens: Any, probes: Any) -> tuple[jax.Array, jax.Array
 def _stream_noise(final: bool, moments: Rows, alpha: jax.Array, d: Any, centred: Any, terms: Rows, Q: Any) -> jax.Array:
     """Variance from the growing stream of an input-norm scheme, at one token: noise at a sub-layer moves every later gain."""
     states = (terms["Q"], jnp.zeros(()), jnp.zeros(()), terms["radial"])
-    slope, noise, overlap = _extras()[0](*moments.values(), alpha, d, centred, *states)
+    columns = [moments[name] for name in symbolic.MOMENTS]
+    slope, noise, overlap = _extras()[0](*columns, alpha, d, centred, *states)
     tail = -1 / Q if final else jnp.zeros(())
     # what noise at each sub-layer does to all later log gains; one step on it is worth α²
     lag = jax.lax.scan(lambda r, row: (row[0] + row[1] ** 2 * r, r), tail, (slope, alpha), reverse=True)[1]

@@ -14,6 +14,7 @@ from gradflow.branches import MLP, Bias, Linear
 from gradflow.flow import flow
 from gradflow.schemes import S, Scheme
 from gradflow.stack import Drawn, Stack
+from gradflow.symbolic import depth as depth_law
 
 pytestmark = pytest.mark.optimised  # networks by the hundred
 MOMENTS = {  # (q_f, χ_f) at unit gain, from the theory's list
@@ -113,6 +114,35 @@ def test_own_activation_gets_its_law():
     law = gradflow.law("post-ln", MLP(t**3 / 6), 4)
     q, chi = 15 / 36, 27 / 36  # E z⁶/36, E z⁴/4
     assert power(law) == pytest.approx(((1 + chi) / (1 + q)) ** 4, rel=1e-12)
+
+
+@pytest.mark.parametrize("branch", [Linear(0.8), MLP("relu", ratio=2)], ids=lambda branch: branch.name)
+def test_spread_of_a_growing_stream_is_its_sum_by_name(branch):
+    """Of a pre-norm stack with a final norm: every symbol by its name, and the noise of each sub-layer in all later ones."""
+    depth, d, alpha = 4, 64, 2 ** sympy.Rational(-1, 2)
+    scheme = Scheme("damped", "test", "α < 1", norm_in=True, alpha=alpha)
+    law, unit = gradflow.law(scheme, branch, depth, d=d, norm="layernorm", final_norm=True), branch.moments()
+    fixed = {symbol: getattr(unit, name) for name, symbol in depth_law.MOMENTS.items()}
+    fixed |= {depth_law.alpha: float(alpha), depth_law.d: d, depth_law.centred: 1}
+    terms, stream = depth_law.input_norm(), [(1.0, 0.0, 0.0)]
+
+    def value(expression, at, radial=0.0):
+        names = zip((depth_law.Q, depth_law.mean_power, depth_law.var_Q), at, strict=True)
+        return float(expression.subs(fixed | dict(names) | {depth_law.radial: radial}))
+
+    for _ in range(depth):
+        stream.append(tuple(value(e, stream[-1]) for e in (terms.next_Q, terms.next_mean, terms.next_var)))
+    radial = [0.0] * depth
+    for l in reversed(range(depth - 1)):
+        radial[l] = value(terms.next_radial, stream[l + 1], radial[l + 1])
+    slope, noise, overlap = depth_law.response()
+    slopes = [value(slope, at) for at in stream[:depth]] + [-1 / stream[depth][0]]
+    variance = 0.0
+    for l, at in enumerate(stream[:depth]):
+        later = sum(s * float(alpha) ** (2 * k) for k, s in enumerate(slopes[l + 1 :]))
+        own = sum(value(e, at, radial[l]) for e in (terms.spread_shared, terms.spread_own))
+        variance += own + later**2 * value(noise, at) + 2 * later * value(overlap, at)
+    assert law.sd_exact[0] == pytest.approx(math.sqrt(variance) / 2, rel=1e-12)
 
 
 # --- measurement -----------------------------------------------------------------------------------------------------
