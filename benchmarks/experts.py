@@ -15,10 +15,11 @@ import numpy as np
 from jaxtyping import Array
 
 import gradflow
-from gradflow import precision, probes, top_k
-from gradflow.experts import Experts
+from gradflow import precision, probes
+from gradflow.branches.experts import Experts
 from gradflow.flow import through
 from gradflow.loads import variation
+from gradflow.moments import top_k
 from gradflow.stack import Drawn, Layer, Stack
 
 FILE = Path(__file__).parents[1] / "docs" / "experts.md"

@@ -12,8 +12,9 @@ is real where the memory's tokens are alike, ρ_m ≫ 1/n_m, as a deep post-LN e
 
 import numpy as np
 
-from gradflow import law, prescriptions
+from gradflow import law
 from gradflow.branches import CrossAttention
+from gradflow.comparing import prescriptions
 from gradflow.symbolic import derive
 
 TOKENS, DEPTH = 16, 12

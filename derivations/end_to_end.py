@@ -25,7 +25,7 @@ import math
 
 import sympy as sp
 
-from gradflow.designs import update
+from gradflow.comparing.designs import update
 from gradflow.laws import law
 from gradflow.schemes import scheme_of
 from gradflow.symbolic import derive

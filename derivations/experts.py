@@ -27,7 +27,7 @@ its norm takes out of the router's cotangent likewise (below 1 % of χ_f at k = 
 import numpy as np
 import sympy as sp
 
-from gradflow import top_k
+from gradflow.moments import top_k
 from gradflow.symbolic import experts as e
 
 # The sums of D², by differentiating the softmax: of 3 logits, both kinds, all k.

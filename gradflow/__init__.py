@@ -12,22 +12,22 @@ __version__ = "0.1.0"
 _PUBLIC = {
     "contraction": "gradflow.estimate",
     "law": "gradflow.laws",
-    "compare": "gradflow.comparisons",
-    "constants": "gradflow.prescriptions",
-    "design": "gradflow.designs",
-    "audit": "gradflow.audits",
+    "compare": "gradflow.comparing.comparisons",
+    "constants": "gradflow.comparing.prescriptions",
+    "design": "gradflow.comparing.designs",
+    "audit": "gradflow.auditing.audits",
     "profile": "gradflow.profiles",
     "subspaces": "gradflow.splits",
     "spectrum": "gradflow.spectra.choice",
-    "sweep": "gradflow.sweep_run",
+    "sweep": "gradflow.sweeping.run",
     "derive": "gradflow.symbolic",
     "warmup": "gradflow.training.run",
     "trainability": "gradflow.training.map_run",
     "claims": "gradflow.ledger.book",
-    "what_if": "gradflow.counterfactuals",
-    "Audit": "gradflow.audit_result",
-    "Comparison": "gradflow.comparisons",
-    "Design": "gradflow.designs",
+    "what_if": "gradflow.counterfactuals.run",
+    "Audit": "gradflow.auditing.result",
+    "Comparison": "gradflow.comparing.comparisons",
+    "Design": "gradflow.comparing.designs",
     "Contraction": "gradflow.contractions",
     "ContractionSweep": "gradflow.contractions",
     "Profile": "gradflow.factors",
@@ -38,11 +38,11 @@ _PUBLIC = {
     "Spectrum": "gradflow.spectra.result",
     "Stack": "gradflow.stack",
     "Subspaces": "gradflow.splits",
-    "Sweep": "gradflow.sweeps",
+    "Sweep": "gradflow.sweeping.result",
     "TrainabilityMap": "gradflow.training.maps",
     "TrainingRun": "gradflow.training.results",
     "TrainingRuns": "gradflow.training.results",
-    "WhatIf": "gradflow.what_if_result",
+    "WhatIf": "gradflow.counterfactuals.result",
 }
 _MODULES = ("adapters", "branches", "checkpoints", "norms", "schemes", "stack", "symbolic", "torch", "training")
 
@@ -94,33 +94,33 @@ __all__ = [
 
 if TYPE_CHECKING:
     from gradflow import adapters, branches, checkpoints, norms, schemes, stack, symbolic, torch, training
-    from gradflow.audit_result import Audit
-    from gradflow.audits import audit
+    from gradflow.auditing.audits import audit
+    from gradflow.auditing.result import Audit
     from gradflow.chains import Residual
-    from gradflow.comparisons import Comparison, compare
+    from gradflow.comparing.comparisons import Comparison, compare
+    from gradflow.comparing.designs import Design, design
+    from gradflow.comparing.prescriptions import constants
     from gradflow.contractions import Contraction, ContractionSweep
-    from gradflow.counterfactuals import what_if
-    from gradflow.designs import Design, design
+    from gradflow.counterfactuals.result import WhatIf
+    from gradflow.counterfactuals.run import what_if
     from gradflow.estimate import contraction
     from gradflow.factors import Profile
     from gradflow.intervals import Interval
     from gradflow.laws import law
     from gradflow.ledger.book import Ledger, claims
-    from gradflow.prescriptions import constants
     from gradflow.profiles import profile
     from gradflow.schemes import Scheme
     from gradflow.spectra.choice import spectrum
     from gradflow.spectra.result import Spectrum
     from gradflow.splits import Subspaces, subspaces
     from gradflow.stack import Stack
-    from gradflow.sweep_run import sweep
-    from gradflow.sweeps import Sweep
+    from gradflow.sweeping.result import Sweep
+    from gradflow.sweeping.run import sweep
     from gradflow.symbolic import derive
     from gradflow.training.map_run import trainability
     from gradflow.training.maps import TrainabilityMap
     from gradflow.training.results import TrainingRun, TrainingRuns
     from gradflow.training.run import warmup
-    from gradflow.what_if_result import WhatIf
 
 
 def __getattr__(name: str) -> Any:

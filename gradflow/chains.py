@@ -12,9 +12,9 @@ import numpy as np
 from jaxtyping import Array
 
 from gradflow import checks, precision
+from gradflow.branches.matrices import Basis, pushed
 from gradflow.flow import Rows, backward, bare_row, norm_row, normalised, ratio, rms, token_cosine
 from gradflow.jacobian import SublayerJacobian
-from gradflow.matrices import Basis, pushed
 from gradflow.norms import BY_NAME, AnyJacobian, AnyNorm
 from gradflow.scaling import frobenius
 

@@ -1,7 +1,6 @@
 """The shell, one command a job. Exit codes: 0 done, 1 a check failed, 2 bad input (one line)."""
 
 import contextlib
-import json
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -10,13 +9,15 @@ from typing import Annotated, Any
 import typer
 
 from gradflow import shell
+from gradflow.auditing.shell import audit, check
+from gradflow.comparing.shell import compare, constants, design
+from gradflow.counterfactuals.shell import what_if
 from gradflow.ledger.shell import claims
 from gradflow.options import Block, Dtype, FinalNorm, Html, Init, Json, Key, Memory, MemoryCosine, Plot
 from gradflow.spectra.shell import spectrum
-from gradflow.sweep_shell import sweep
+from gradflow.sweeping.shell import sweep
 from gradflow.training.map_shell import trainability
 from gradflow.training.shell import warmup
-from gradflow.what_if_shell import what_if
 
 app = typer.Typer(
     help="Gradient flow through deep residual networks: law, exact product and factors side by side.",
@@ -145,205 +146,6 @@ def law(
     shell.emit(profile, report.profile_table(profile), as_json, plot)
 
 
-class Cotangent(StrEnum):
-    """What an audit sends back."""
-
-    gaussian = "gaussian"
-    pooled = "pooled"
-    mlm = "mlm"
-    next_token = "next-token"
-
-
-class Apart(StrEnum):
-    """Tokens without which an audit gives its figures once more."""
-
-    auto = "auto"
-    first = "first"
-    sinks = "sinks"
-    none = "none"
-
-
-def _texts(texts: list[str] | None, file: Path | None) -> list[str]:
-    """Texts of the options, then those of the file, one a line."""
-    lines = []
-    if file is not None:
-        try:
-            lines = [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
-        except UnicodeDecodeError:
-            raise ValueError(f"text-file: {str(file)!r} is no UTF-8 text") from None
-    found = [*(texts or ()), *lines]
-    if not found:
-        raise ValueError(
-            'text: give --text "a sentence" (again for each further one), or --text-file with one a line, or --ids'
-        )
-    return found
-
-
-def _ids(rows: list[str] | None) -> list[list[int]] | None:
-    """Rows of token ids."""
-    try:
-        return [[int(i) for i in row.replace(",", " ").split()] for row in rows] if rows else None
-    except ValueError:
-        raise ValueError('ids: needs whole numbers, as in --ids "1 5 9"') from None
-
-
-@app.command()
-def audit(
-    path: Annotated[Path, typer.Argument(help="A model's folder: config.json, model.safetensors, tokenizer.")],
-    text: Annotated[list[str] | None, typer.Option(help="A text; give it again for each further one.")] = None,
-    text_file: Annotated[Path | None, typer.Option(help="A file with one text a line.")] = None,
-    ids: Annotated[
-        list[str] | None, typer.Option(help="Token ids in the place of a text, where there is no tokenizer.")
-    ] = None,
-    target: Annotated[
-        list[str] | None, typer.Option(help="What an encoder–decoder is to write; again for each further text.")
-    ] = None,
-    target_ids: Annotated[list[str] | None, typer.Option(help="Token ids in the place of a target.")] = None,
-    cotangent: Annotated[
-        Cotangent | None,
-        typer.Option(
-            help="pooled: of the sentence embedding; mlm, next-token: of the loss. Default: gaussian, or next-token where causal."
-        ),
-    ] = None,
-    probes: Annotated[int, typer.Option(help="Gaussian cotangents.")] = 1,
-    key: Key = 0,
-    reference: Annotated[
-        Path | None, typer.Option(help="An .npz of outputs of these weights, recorded elsewhere, to be reproduced.")
-    ] = None,
-    memory: Annotated[
-        float | None, typer.Option(help="Most that it may take, in GiB; else 9/10 of what is free.")
-    ] = None,
-    stream: Annotated[
-        bool | None,
-        typer.Option("--stream/--no-stream", help="Read block by block; else where all at once need more memory."),
-    ] = None,
-    detached: Annotated[
-        bool, typer.Option("--detached", help="Hold the norms' statistics constant in every Jacobian.")
-    ] = False,
-    apart: Annotated[
-        Apart,
-        typer.Option(help="Figures once more without first tokens, or sinks too; auto: where a token stands out."),
-    ] = Apart.auto,
-    spectrum: Annotated[
-        int | None, typer.Option(help="Largest singular values wanted, of each block's Jacobian and of the whole.")
-    ] = None,
-    save: Annotated[Path | None, typer.Option(help="Write a baseline for 'gradflow check': FILE.json.")] = None,
-    as_json: Json = False,
-    plot: Plot = None,
-    html: Html = None,
-) -> None:
-    """What a trained transformer does to the gradient, and which sub-layer and factor lose it.
-
-    For folders of BERT and kin, of causal models (GPT-2, Llama and kin, …) and of T5 and kin, in float64.
-    """
-    rows = _ids(ids)
-    texts = None if rows and not (text or text_file) else _texts(text, text_file)
-    shell.check_plot(plot)
-    shell.check_page(html)
-    from gradflow import audit_report, audits
-    from gradflow.files import new_file
-
-    if save is not None:
-        new_file("save", save, ".json")
-    with shell.progress("auditing") as progress:
-        sent = None if cotangent is None else cotangent.value
-        options = {"cotangent": sent, "probes": probes, "key": key, "reference": reference, "memory": memory}
-        options |= {"apart": None if apart is Apart.none else apart.value, "spectrum": spectrum, "progress": progress}
-        options |= {"detached": detached, "stream": stream, "target": target or None, "target_ids": _ids(target_ids)}
-        result = audits.audit(path, texts, ids=rows, **options)
-    if save is not None:
-        result.save(save)
-    shell.emit(result, audit_report.audit(result), as_json, plot, html)
-    if save is not None and not as_json:
-        typer.echo(f"Baseline written to {save}", err=True)
-
-
-@app.command()
-def check(
-    file: Annotated[
-        Path | None, typer.Argument(help="An architecture: .toml, .json, or a Hugging Face config.json.")
-    ] = None,
-    baseline: Annotated[Path | None, typer.Option(help="Or: what 'gradflow audit … --save' wrote.")] = None,
-    model: Annotated[
-        Path | None, typer.Option(help="With --baseline: the model's folder, if not the baseline's.")
-    ] = None,
-    band: Annotated[float, typer.Option(help="With --baseline: largest |log(now/before)| that is no move.")] = 0.05,
-    max_ratio: Annotated[
-        float | None, typer.Option(help="With FILE: largest ratio of the gradients that reach any two blocks.")
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Find contradictions in an architecture, or hold a model against a saved audit; exit code 1 if there are any.
-
-    A FILE says scheme, depth, d, block, norm, final_norm, alpha, weight_gain, …; the law says what they do together.
-    """
-    if (file is None) == (baseline is None):
-        raise ValueError("check: give an architecture's FILE, or --baseline, one of them")
-    result: Any
-    if file is not None:
-        from gradflow import architectures, lint
-
-        result = lint.lint(architectures.read(file), max_ratio)
-        shown = lint.table(result)
-    else:
-        from gradflow import audit_report, baselines
-
-        with shell.progress("auditing"):
-            result = baselines.check(baseline, model, band)  # type: ignore[arg-type]
-        shown = audit_report.check(result)
-    shell.emit(result, shown, as_json, None)
-    if not result.passed:
-        raise typer.Exit(1)
-
-
-@app.command()
-def constants(
-    name: Annotated[str, typer.Argument(help="deepnorm, admin, sub-ln, t-fixup, fixup, gpt2, layerscale, …")],
-    sublayers: Annotated[int | None, typer.Option(help="Residual sub-layers of one stack.")] = None,
-    encoder: Annotated[int | None, typer.Option(help="Encoder blocks.")] = None,
-    decoder: Annotated[int | None, typer.Option(help="Decoder blocks.")] = None,
-    as_json: Json = False,
-) -> None:
-    """The constants that a scheme prescribes at a depth, and what they do to trunk and exact gain there."""
-    from gradflow import prescriptions
-
-    found = prescriptions.constants(name, sublayers=sublayers, encoder=encoder, decoder=decoder)
-    if as_json:
-        typer.echo(json.dumps(found, allow_nan=False))
-    else:
-        shell.show(prescriptions.table(found))
-
-
-@app.command()
-def design(
-    scheme: Annotated[str, typer.Argument(help="pre-ln, post-ln, deepnorm, …")],
-    depth: Annotated[int, typer.Option(help="Blocks.")] = 24,
-    knob: Annotated[str, typer.Option(help="What to scale: branch (β), skip (α), weights (gains at init).")] = "branch",
-    exact: Annotated[float | None, typer.Option(help="Target: end-to-end gain of the gradient.")] = None,
-    trunk: Annotated[float | None, typer.Option(help="Target: end-to-end gain with F = 0.")] = None,
-    stream: Annotated[float | None, typer.Option(help="Target: rms of the stream at the last sub-layer.")] = None,
-    weights: Annotated[float | None, typer.Option(help="Target: largest over smallest weight gradient.")] = None,
-    update: Annotated[float | None, typer.Option(help="Target: DeepNorm's bound on the update (its own: 1).")] = None,
-    block: Block = "mlp:relu",
-    d: Annotated[int, typer.Option(help="Width.")] = 256,
-    norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
-    init: Init = "unit",
-    final_norm: FinalNorm = False,
-    seeds: Annotated[int, typer.Option(help="Networks to measure at the solution.")] = 4,
-    key: Key = 0,
-    as_json: Json = False,
-) -> None:
-    """Solve the law for the scale that meets one target, and measure networks there."""
-    from gradflow import designs
-
-    asked = {"exact": exact, "trunk": trunk, "stream": stream, "weights": weights, "update": update}
-    target = {name: value for name, value in asked.items() if value is not None}
-    options = {"knob": knob, "d": d, "norm": norm, "init": init, "final_norm": final_norm, "seeds": seeds, "key": key}
-    with shell.progress("solving and measuring"):
-        result = designs.design(scheme, depth, block=block.split(","), **options, **target)  # type: ignore[arg-type]
-    shell.emit(result, str(result), as_json, None)
-
-
 @app.command()
 def profile(
     scheme: Annotated[str, typer.Argument(help="post-ln or pre-ln.")] = "post-ln",
@@ -370,7 +172,7 @@ def profile(
     Where gradient is lost, where gained, and by which factor; exact, trunk, local and bound side by side.
     """
     from gradflow import laws, precision, profile_report, profiles
-    from gradflow.stream_stack import stack_of
+    from gradflow.streams.stack import stack_of
 
     shell.check_plot(plot)
     shell.check_page(html)
@@ -415,41 +217,7 @@ def subspaces(
     shell.emit(result, split_report.table(result), as_json, plot)
 
 
-@app.command()
-def compare(
-    schemes: Annotated[
-        list[str], typer.Argument(help="post-ln, pre-ln, pre-ln+final, deepnorm, b2t, mhc, …; or all, or streams.")
-    ],
-    block: Block = "attention,mlp:gelu",
-    depth: Annotated[int, typer.Option(help="Blocks.")] = 24,
-    d: Annotated[int, typer.Option(help="Width.")] = 512,
-    norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
-    init: Init = "unit",
-    final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer, in all.")] = False,
-    tokens: Annotated[int, typer.Option(help="Tokens; of one, attention is W_O W_V.")] = 1,
-    token_cosine: Annotated[float, typer.Option(help="Cosine of every two tokens of the input.")] = 0.0,
-    cotangent_cosine: Annotated[float, typer.Option(help="Cosine of every two tokens' cotangents.")] = 0.0,
-    memory: Memory = None,
-    memory_cosine: MemoryCosine = None,
-    seeds: Annotated[int, typer.Option(help="Networks to measure.")] = 4,
-    key: Key = 0,
-    dtype: Dtype = "float64",
-    as_json: Json = False,
-    plot: Plot = None,
-) -> None:
-    """Schemes against each other at initialisation: law and measurement, forward and backward."""
-    from gradflow import comparison_report, comparisons
-
-    shell.check_plot(plot)
-    options = {"norm": norm, "init": init, "final_norm": final_norm, "tokens": tokens, "seeds": seeds, "key": key}
-    options |= {"token_cosine": token_cosine, "cotangent_cosine": cotangent_cosine}
-    with shell.progress("measuring schemes") as progress:
-        branches = shell.block(block, memory, memory_cosine)
-        result = comparisons.compare(shell.rows(schemes), branches, depth, d, **options, dtype=dtype, progress=progress)
-    shell.emit(result, comparison_report.table(result), as_json, plot)
-
-
-for command in (spectrum, sweep, warmup, trainability, claims, what_if):
+for command in (compare, constants, design, sweep, spectrum, audit, what_if, check, warmup, trainability, claims):
     app.command()(command)
 
 

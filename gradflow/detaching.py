@@ -5,8 +5,8 @@ from typing import Any
 
 import jax
 
+from gradflow.branches.parallel import Parallel
 from gradflow.norms import Norm
-from gradflow.parallel import Parallel
 from gradflow.stack import Stack, Weights
 
 

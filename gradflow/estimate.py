@@ -12,11 +12,12 @@ import jax
 import numpy as np
 import sympy
 
-from gradflow import checks, cotangents, laws, precision, trunk
+from gradflow import checks, cotangents, precision, trunk
 from gradflow.branches import Branch, branch_of, with_power
 from gradflow.contractions import Contraction, ContractionSweep
 from gradflow.factors import Profile, safe_log
 from gradflow.intervals import Interval, band
+from gradflow.laws import depth as laws
 from gradflow.measure import Measurement, measure
 from gradflow.schemes import Scheme, scheme_of
 from gradflow.stack import Stack

@@ -10,7 +10,7 @@ import numpy as np
 from jaxtyping import Array
 
 from gradflow import checks, precision
-from gradflow.experts import Experts
+from gradflow.branches.experts import Experts
 from gradflow.factors import plain
 from gradflow.profiles import labels
 from gradflow.stack import Drawn, Stack, Weights

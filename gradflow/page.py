@@ -16,8 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from gradflow import audit_columns, verdicts
-from gradflow.audit_result import Audit, C
+from gradflow import verdicts
+from gradflow.auditing import columns as audit_columns
+from gradflow.auditing.result import Audit, C
 from gradflow.factors import CURVES, ENDS, FACTORS, Profile, plain
 from gradflow.files import new_file, whole
 from gradflow.plots import FACTOR_COLOURS, STYLE

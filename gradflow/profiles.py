@@ -10,13 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from gradflow import chains, checks, cotangents, detaching, devices, precision, probes, stream_flow
+from gradflow import chains, checks, cotangents, detaching, devices, precision, probes
+from gradflow.auditing.streamed import Blocks
 from gradflow.factors import Profile
 from gradflow.flow import Rows, flow
 from gradflow.norms import AnyNorm
 from gradflow.stack import Drawn, Stack, Weights
-from gradflow.stream_stack import StreamStack
-from gradflow.streamed import Blocks
+from gradflow.streams import flow as stream_flow
+from gradflow.streams.stack import StreamStack
 
 Loss = Callable[[Any], Any]
 MEMORY = ("full", "low")
@@ -42,7 +43,7 @@ def profile(
     Parameters
     ----------
     model : Stack, StreamStack, checkpoint, or list
-        A `Stack` or `gradflow.stream_stack.StreamStack` (with ``weights``, or random ones of ``key``); anything with a
+        A `Stack` or `gradflow.streams.stack.StreamStack` (with ``weights``, or random ones of ``key``); anything with a
         ``stack`` and ``weights`` of its own, such as `gradflow.checkpoints.load` returns; or a list of functions,
         `gradflow.Residual` sub-layers and norm layers.
     x : (tokens, d) or (batch, tokens, d)

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradflow import checks, cotangents, laws, precision, profiles
+from gradflow.branches.matrices import alike
 from gradflow.factors import Profile, plain
-from gradflow.matrices import alike
 from gradflow.schemes import scheme_of
 from gradflow.stack import Stack
 

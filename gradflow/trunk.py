@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from gradflow import checks, laws, precision, recorded
+from gradflow import checks, precision, recorded
 from gradflow.contractions import Contraction
 from gradflow.cotangents import refuse_null, resolve
 from gradflow.factors import Profile, safe_log
 from gradflow.flow import Rows, forward_figures, norm_row, normalised
+from gradflow.laws import depth as laws
 from gradflow.norms import Norm
 from gradflow.scaling import rescale
 from gradflow.schemes import Scheme, scheme_of

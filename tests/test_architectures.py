@@ -10,10 +10,10 @@ import pytest
 from hypothesis import strategies as st
 from refusals import refused
 
-from gradflow.architectures import BYTES, KEYS, LAYOUTS, Architecture, read
-from gradflow.lint import lint, table
-from gradflow.lint_constants import Case
-from gradflow.lint_rules import residual_init
+from gradflow.linting.architectures import BYTES, KEYS, LAYOUTS, Architecture, read
+from gradflow.linting.constants import Case
+from gradflow.linting.lint import lint, table
+from gradflow.linting.rules import residual_init
 from gradflow.report import text
 from gradflow.schemes import scheme_of
 

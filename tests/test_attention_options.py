@@ -7,9 +7,9 @@ import pytest
 from refusals import refused
 
 import gradflow
-from gradflow.attention import Attention
 from gradflow.branches import joined
-from gradflow.rotary import frequencies
+from gradflow.branches.attention import Attention
+from gradflow.branches.rotary import frequencies
 from gradflow.stack import Stack
 
 T, D = 5, 8

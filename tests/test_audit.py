@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import gradflow
-from gradflow import audits, checkpoints, precision
+from gradflow import checkpoints, precision
+from gradflow.auditing import audits
 from gradflow.checkpoints import losses
 from gradflow.checkpoints.encoders import ENCODERS
 from gradflow.checkpoints.parity import FIXTURES

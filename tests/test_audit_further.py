@@ -13,8 +13,10 @@ import pytest
 from refusals import refused
 
 import gradflow
-from gradflow import architectures, block_spectra, checkpoints, contradictions, growth, lint, precision, sinks
+from gradflow import checkpoints, precision
+from gradflow.auditing import block_spectra, contradictions, growth, sinks
 from gradflow.checkpoints.parity import FIXTURES
+from gradflow.linting import architectures, lint
 
 IDS, SINK, LARGER = [3, 22, 8, 21, 5, 9], 2, 600.0
 
@@ -186,7 +188,7 @@ def test_the_rule_is_a_ratio_to_the_median_at_enough_depths():
 
 def test_parts_of_a_post_norm_stream_are_its_derivatives_by_their_factors(bert):
     """With statistics and updates frozen the last stream is linear in a factor before each part."""
-    from gradflow import apart, audits
+    from gradflow.auditing import apart, audits
 
     row = np.array([2, 9, 8, 11, 7, 3])
     states, real = audits._batch(bert, [row])

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 import sympy
 
-from gradflow import averages, precision
+from gradflow import precision
+from gradflow.moments import averages
 from gradflow.numeric import to_jax
 from gradflow.symbolic import moments
 

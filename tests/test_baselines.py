@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from gradflow import audits, baselines
+from gradflow.auditing import audits, baselines
 from gradflow.checkpoints.parity import FIXTURES
 
 TEXTS = ("--text", "The gradient flows through a deep stack", "--text", "A stack flows")

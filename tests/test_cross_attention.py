@@ -14,9 +14,10 @@ from following import networks_follow
 from refusals import refused
 
 import gradflow
-from gradflow import kernels, prescriptions
 from gradflow.branches import MLP, Attention, CrossAttention, branch_of
-from gradflow.comparisons import compare
+from gradflow.comparing import prescriptions
+from gradflow.comparing.comparisons import compare
+from gradflow.moments import kernels
 from gradflow.schemes import BY_NAME
 from gradflow.stack import Drawn, Given, Stack
 

@@ -13,7 +13,9 @@ from refusals import refused
 from safetensors.numpy import load_file, save_file
 
 import gradflow
-from gradflow import attention, audits, checkpoints, precision, rotary
+from gradflow import checkpoints, precision
+from gradflow.auditing import audits
+from gradflow.branches import attention, rotary
 from gradflow.checkpoints import families, losses, positions
 from gradflow.checkpoints.decoders import DECODERS
 from gradflow.checkpoints.families import family_of

@@ -9,10 +9,11 @@ import pytest
 import sympy
 
 import gradflow
-from gradflow import audits, baselines, checkpoints, norms
-from gradflow.attention import Attention
+from gradflow import checkpoints, norms
+from gradflow.auditing import audits, baselines
+from gradflow.branches.attention import Attention
+from gradflow.branches.mlp import MLP
 from gradflow.checkpoints.parity import FIXTURES
-from gradflow.mlp import MLP
 from gradflow.schemes import Scheme
 from gradflow.stack import Drawn, Stack
 from gradflow.symbolic import norms as symbolic

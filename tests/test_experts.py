@@ -12,10 +12,10 @@ import pytest
 from refusals import refused
 
 import gradflow
-from gradflow import top_k
 from gradflow.branches import branch_of, with_power
-from gradflow.experts import Experts
+from gradflow.branches.experts import Experts
 from gradflow.loads import load
+from gradflow.moments import top_k
 from gradflow.stack import Given, Stack
 
 SMALL = Experts(4, 2, ratio=1)

@@ -11,7 +11,8 @@ import pytest
 from refusals import refused
 
 import gradflow
-from gradflow import audits, checkpoints
+from gradflow import checkpoints
+from gradflow.auditing import audits
 from gradflow.checkpoints import ggufs, losses
 from gradflow.checkpoints.parity import FIXTURES
 

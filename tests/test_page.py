@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import gradflow
-from gradflow import audits, laws, page, verdicts
+from gradflow import laws, page, verdicts
+from gradflow.auditing import audits
 from gradflow.checkpoints.parity import FIXTURES
 from gradflow.factors import CURVES, FACTORS
 from gradflow.stack import Stack
@@ -199,7 +200,7 @@ def test_a_profile_has_a_page_with_its_law(shell, tmp_path):
     np.testing.assert_array_equal(found["exact, law"], laws.law("post-ln", "linear", 2, d=8, norm="rms").log_exact[0])
 
 
-@pytest.mark.parametrize(("command", "work"), [("audit", "audits.audit"), ("profile", "profiles.profile")])
+@pytest.mark.parametrize(("command", "work"), [("audit", "auditing.audits.audit"), ("profile", "profiles.profile")])
 @pytest.mark.parametrize(("at", "why"), [("nowhere/p.html", "no such folder"), ("", "is no file")])
 def test_it_is_refused_before_any_work(shell, monkeypatch, tmp_path, command, work, at, why):
     monkeypatch.setattr(f"gradflow.{work}", lambda *a, **b: pytest.fail("worked"))

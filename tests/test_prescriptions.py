@@ -10,8 +10,9 @@ import sympy
 from refusals import refused
 
 import gradflow
-from gradflow import prescriptions, report
-from gradflow.prescriptions import ACTS_ON, TWO_STACKS, constants, table
+from gradflow import report
+from gradflow.comparing import prescriptions
+from gradflow.comparing.prescriptions import ACTS_ON, TWO_STACKS, constants, table
 from gradflow.schemes import SCHEMES
 
 FIGURES = ("alpha", "beta", "norm_scale", "weight_gain", "inner_gain", "last_gain", "closed_form")

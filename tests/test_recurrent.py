@@ -15,12 +15,14 @@ from refusals import refused
 from safetensors.numpy import load_file, save_file
 
 import gradflow
-from gradflow import audits, checkpoints, rwkv
+from gradflow import checkpoints
+from gradflow.auditing import audits
+from gradflow.branches import rwkv
+from gradflow.branches.rwkv import ChannelMix, TimeMix
 from gradflow.checkpoints import families, losses
 from gradflow.checkpoints.parity import FIXTURES
 from gradflow.checkpoints.recurrent import RECURRENT
 from gradflow.factors import FACTORS
-from gradflow.rwkv import ChannelMix, TimeMix
 from gradflow.stack import Given, Stack
 
 FIXTURE = FIXTURES / "rwkv"

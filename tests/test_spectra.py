@@ -22,7 +22,7 @@ from gradflow.spectra import check, compact, forecast, krylov, lyapunov
 from gradflow.spectra.choice import forecasts
 from gradflow.spectra.network import Network
 from gradflow.stack import Drawn, Given, Stack
-from gradflow.stream_stack import StreamStack
+from gradflow.streams.stack import StreamStack
 
 FEW = (MLP("gelu", ratio=2 / 20), MLP("silu", ratio=1 / 20, gated=True))
 

@@ -15,7 +15,8 @@ from refusals import refused
 from safetensors.numpy import load_file, save_file
 
 import gradflow
-from gradflow import audits, checkpoints
+from gradflow import checkpoints
+from gradflow.auditing import audits
 from gradflow.checkpoints import lazy, loading, losses, memory
 from gradflow.checkpoints.families import plan_of
 from gradflow.checkpoints.folder import Folder, read

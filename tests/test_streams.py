@@ -14,15 +14,13 @@ from refusals import refused
 
 import gradflow
 from gradflow.branches import branch_of
-from gradflow.comparisons import compare, figures
+from gradflow.comparing.comparisons import compare, figures
 from gradflow.factors import FACTORS
 from gradflow.flow import flow as ordinary_flow
 from gradflow.product import identity
 from gradflow.profiles import labels
 from gradflow.schemes import l, scheme_of
 from gradflow.stack import Drawn, Given, Stack
-from gradflow.stream_flow import flow
-from gradflow.stream_stack import StreamStack
 from gradflow.streams import (
     STREAM_SCHEMES,
     Place,
@@ -34,6 +32,8 @@ from gradflow.streams import (
     manifold,
     sinkhorn,
 )
+from gradflow.streams.flow import flow
+from gradflow.streams.stack import StreamStack
 
 TOKENS, WIDTH, EPS, DEPTH = 2, 12, 1e-3, 2  # 12: four heads of width 3, the least that a LayerNorm on Q, K, V can have
 BLOCK = ("attention", "mlp:tanh")

@@ -23,12 +23,12 @@ from refusals import refused
 import gradflow
 from gradflow import Sweep, compare, sweep
 from gradflow.branches import MLP
-from gradflow.comparisons import ends
-from gradflow.ensembles import seeds_of
-from gradflow.matrices import alike
+from gradflow.branches.matrices import alike
+from gradflow.comparing.comparisons import ends
+from gradflow.comparing.ensembles import seeds_of
 from gradflow.stack import Drawn, Stack
-from gradflow.sweep_plan import Case, Plan
-from gradflow.sweep_store import FIGURES, MEASURED, read, writing
+from gradflow.sweeping.plan import Case, Plan
+from gradflow.sweeping.store import FIGURES, MEASURED, read, writing
 
 SMALL = dict(blocks="mlp:tanh", depths=2, widths=8)  # two programs to compile: one for each placement
 SCHEMES = ("post-ln", "pre-ln", "gpt2")
@@ -190,8 +190,8 @@ def test_killed_at_random_moments_nothing_is_lost_and_nothing_twice(tmp_path, un
 
 WRITER = """
 import sys
-from gradflow.sweep_plan import Plan
-from gradflow.sweep_store import writing
+from gradflow.sweeping.plan import Plan
+from gradflow.sweeping.store import writing
 plan = Plan.from_json(sys.argv[2])
 with writing(sys.argv[1], plan) as store:
     for case in plan.cases():

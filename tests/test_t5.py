@@ -13,11 +13,12 @@ from refusals import refused
 from safetensors.numpy import load_file, save_file
 
 import gradflow
-from gradflow import audits, baselines, checkpoints, page, precision
+from gradflow import checkpoints, page, precision
+from gradflow.auditing import audits, baselines
+from gradflow.branches.relative import Buckets, added
 from gradflow.checkpoints import families
 from gradflow.checkpoints.parity import FIXTURES
 from gradflow.factors import FACTORS
-from gradflow.relative import Buckets, added
 
 CASES = ("t5", "t5-gated", "umt5")
 TEXTS, TARGETS = ["The gradient flows back", "It flows"], ["and back it flows", "so it"]

@@ -11,11 +11,12 @@ from following import networks_follow
 from refusals import refused
 
 import gradflow
-from gradflow import kernels, softmax, token_laws
 from gradflow.branches import MLP, Attention, Bias, Linear, branch_of
-from gradflow.comparisons import compare
-from gradflow.dropout import Dropout
-from gradflow.grams import Exchangeable, Positions
+from gradflow.branches.dropout import Dropout
+from gradflow.comparing.comparisons import compare
+from gradflow.laws import tokens as token_laws
+from gradflow.moments import kernels, softmax
+from gradflow.moments.grams import Exchangeable, Positions
 from gradflow.schemes import scheme_of
 from gradflow.symbolic.moments import ACTIVATIONS
 

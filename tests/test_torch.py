@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import gradflow
-from gradflow.attention import Attention
+from gradflow.branches.attention import Attention
+from gradflow.branches.mlp import MLP
 from gradflow.factors import CURVES, FACTORS
-from gradflow.mlp import MLP
 from gradflow.norms import Norm
 from gradflow.stack import Given, Stack
 

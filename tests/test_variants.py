@@ -16,10 +16,10 @@ from refusals import refused
 import gradflow
 from gradflow import precision
 from gradflow.branches import MLP, Attention, branch_of, named, of_one_token, with_power
-from gradflow.comparisons import compare, figures
-from gradflow.dropout import Dropout
+from gradflow.branches.dropout import Dropout
+from gradflow.branches.matrices import linear
+from gradflow.comparing.comparisons import compare, figures
 from gradflow.inits import initialised
-from gradflow.matrices import linear
 from gradflow.stack import Drawn, Stack
 from gradflow.symbolic import moments, variants
 

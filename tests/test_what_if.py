@@ -8,10 +8,12 @@ import numpy as np
 import pytest
 
 import gradflow
-from gradflow import checkpoints, counterfactuals, profiles, rewiring
-from gradflow.attribution import remedies
+from gradflow import checkpoints, profiles
+from gradflow.auditing.attribution import remedies
 from gradflow.checkpoints.parity import FIXTURES
-from gradflow.edits import Edit, edited
+from gradflow.counterfactuals import placements as rewiring
+from gradflow.counterfactuals import run as counterfactuals
+from gradflow.counterfactuals.edits import Edit, edited
 from gradflow.factors import FACTORS
 from gradflow.schemes import BY_NAME
 

@@ -12,8 +12,8 @@ from refusals import refused
 import gradflow
 import gradflow.precision
 from gradflow.branches import MLP, branch_of
-from gradflow.comparisons import by_block, compare, figures
-from gradflow.designs import design
+from gradflow.comparing.comparisons import by_block, compare, figures
+from gradflow.comparing.designs import design
 from gradflow.inits import initialised
 from gradflow.schemes import scheme_of
 from gradflow.symbolic import moments

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gradflow.attention import Attention
+from gradflow.branches.attention import Attention
 from gradflow.checkpoints import positions
 from gradflow.checkpoints.config import Config
 from gradflow.checkpoints.llamas import LLAMAS

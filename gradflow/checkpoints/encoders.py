@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from gradflow.attention import Attention
+from gradflow.branches.attention import Attention
 from gradflow.checkpoints.config import Config
 from gradflow.checkpoints.plan import ALL, Family, HeadNames, Sizes
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import jax.numpy as jnp
 import numpy as np
 
+from gradflow.auditing.streamed import Blocks
 from gradflow.stack import Layer
-from gradflow.streamed import Blocks
 
 if TYPE_CHECKING:
     from gradflow.checkpoints.folder import Folder

@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from gradflow.attention import Attention
+from gradflow.branches.attention import Attention
+from gradflow.branches.experts import Experts
 from gradflow.checkpoints import positions
 from gradflow.checkpoints.config import Config
 from gradflow.checkpoints.plan import ALONE, GATED, QKV, Family, HeadNames, Sizes
 from gradflow.checkpoints.positions import FULL, SLIDING
-from gradflow.experts import Experts
 
 O = frozenset("o")
 

@@ -10,7 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from gradflow import precision
-from gradflow.attention import Attention
+from gradflow.branches.attention import Attention
+from gradflow.branches.experts import Experts
+from gradflow.branches.mlp import MLP
+from gradflow.branches.parallel import renamed
+from gradflow.branches.rwkv import ChannelMix, TimeMix
 from gradflow.checkpoints import lazy
 from gradflow.checkpoints import memory as needs
 from gradflow.checkpoints.families import plan_of
@@ -19,11 +23,7 @@ from gradflow.checkpoints.ggufs import Gguf
 from gradflow.checkpoints.lazy import Table
 from gradflow.checkpoints.model import Checkpoint, Embedding, Head, Transform
 from gradflow.checkpoints.plan import Family, Plan
-from gradflow.experts import Experts
-from gradflow.mlp import MLP
 from gradflow.norms import Norm
-from gradflow.parallel import renamed
-from gradflow.rwkv import ChannelMix, TimeMix
 from gradflow.stack import Given, Slots, Stack
 
 Affine = tuple[np.ndarray, np.ndarray | None]

@@ -9,14 +9,14 @@ import numpy as np
 from jaxtyping import Array, Float
 
 from gradflow import precision
+from gradflow.auditing.streamed import Blocks
+from gradflow.branches.cross_attention import CrossAttention
 from gradflow.checkpoints import tokens
 from gradflow.checkpoints.lazy import Table
 from gradflow.checkpoints.plan import Plan
-from gradflow.cross_attention import CrossAttention
 from gradflow.norms import Norm
 from gradflow.numeric import to_jax
 from gradflow.stack import Given, Stack, State
-from gradflow.streamed import Blocks
 from gradflow.symbolic.moments import ACTIVATIONS, z
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
-from gradflow.attention import Attention
 from gradflow.branches import joined
+from gradflow.branches.attention import Attention
+from gradflow.branches.cross_attention import CrossAttention
+from gradflow.branches.experts import Experts
+from gradflow.branches.mlp import MLP
+from gradflow.branches.relative import Buckets
+from gradflow.branches.rwkv import ChannelMix, TimeMix
 from gradflow.checkpoints.config import ACTIVATIONS, Config
-from gradflow.cross_attention import CrossAttention
-from gradflow.experts import Experts
-from gradflow.mlp import MLP
-from gradflow.relative import Buckets
-from gradflow.rwkv import ChannelMix, TimeMix
 from gradflow.schemes import Scheme, scheme_of
 
 QKV, GATED = frozenset("qkv"), frozenset(("in", "gate", "out"))

@@ -5,9 +5,9 @@ from typing import Any
 
 import numpy as np
 
+from gradflow.branches.rotary import frequencies
 from gradflow.checkpoints.config import LARGEST, Config, number
 from gradflow.checkpoints.plan import Sizes
-from gradflow.rotary import frequencies
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 ROPE = "rope_parameters"

@@ -2,9 +2,9 @@
 
 from typing import Any
 
+from gradflow.branches.rwkv import ChannelMix, TimeMix
 from gradflow.checkpoints.config import Config
 from gradflow.checkpoints.plan import ALONE, Family, HeadNames, Sizes
-from gradflow.rwkv import ChannelMix, TimeMix
 
 
 def _rwkv(config: Config, s: Sizes) -> dict[str, Any]:

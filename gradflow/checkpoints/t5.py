@@ -3,12 +3,12 @@
 from dataclasses import replace
 from typing import Any
 
-from gradflow.attention import Attention
+from gradflow.branches.attention import Attention
+from gradflow.branches.cross_attention import CrossAttention
+from gradflow.branches.mlp import MLP
+from gradflow.branches.relative import Buckets
 from gradflow.checkpoints.config import ACTIVATIONS, LARGEST, Config
 from gradflow.checkpoints.plan import Family, HeadNames, Sizes
-from gradflow.cross_attention import CrossAttention
-from gradflow.mlp import MLP
-from gradflow.relative import Buckets
 
 
 def _encoder(config: Config, s: Sizes, both: bool = True) -> dict[str, Any]:

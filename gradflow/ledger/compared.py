@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from gradflow.comparisons import Comparison, compare
+from gradflow.comparing.comparisons import Comparison, compare
 from gradflow.factors import Profile
 from gradflow.ledger import trained
 from gradflow.ledger.claim import Figure

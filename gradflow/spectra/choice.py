@@ -16,7 +16,7 @@ from gradflow.spectra.forecast import Forecast, duration, forecast, memory_limit
 from gradflow.spectra.network import PATHS, Chain, Network
 from gradflow.spectra.result import Spectrum
 from gradflow.stack import Drawn, Stack, Weights
-from gradflow.stream_stack import StreamStack
+from gradflow.streams.stack import StreamStack
 
 METHODS = ("auto", *ways.WAYS)
 DEEP = 200  # sub-layers beyond which a product in one piece loses its small singular values

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int
 from gradflow import chains, precision
 from gradflow.scaling import frobenius, power_of_two, rescale
 from gradflow.stack import Layer, Stack, State, Weights
-from gradflow.stream_stack import StreamStack
+from gradflow.streams.stack import StreamStack
 
 PATHS = ("exact", "trunk")
 Basis = Float[Array, "tokens d k"]

@@ -78,7 +78,7 @@ def spectrum(
 
 def _stack(scheme: str, block: list[str], depth: int, d: int, norm: str, eps: float, final: bool, dtype: str) -> Any:
     from gradflow import precision
-    from gradflow.stream_stack import stack_of
+    from gradflow.streams.stack import stack_of
 
     options = {"norm": norm, "eps": eps, "final_norm": final, "dtype": precision.resolve(dtype)}
     return stack_of(scheme, block, depth, d, **options)

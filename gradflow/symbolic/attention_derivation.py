@@ -133,7 +133,7 @@ def _integrals(_: Derivation) -> Outcome:
 
 def _monte_carlo(_: Derivation) -> Outcome:
     """One attention sub-layer in NumPy: the Grams of f and of Fᵀg over random weights, tokens and cotangents with cosines."""
-    from gradflow import softmax
+    from gradflow.moments import softmax
 
     rng, n, d, heads, draws, rho, share = np.random.default_rng(0), 6, 192, 2, 300, 0.4, 0.3
     size, seen = d // heads, np.empty((draws, 4))

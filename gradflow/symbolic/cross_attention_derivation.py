@@ -36,7 +36,7 @@ def _limits(_: Derivation) -> Outcome:
 
 def _monte_carlo(_: Derivation) -> Outcome:
     """One cross-attention in NumPy: the Grams of f and of Fᵀg over random weights, memories, tokens and cotangents."""
-    from gradflow import softmax
+    from gradflow.moments import softmax
 
     rng, keys, tokens, d, heads, draws = np.random.default_rng(0), 6, 5, 192, 2, 300
     rho_m, rho, share = 0.3, 0.4, 0.5

@@ -138,7 +138,7 @@ def mlp_moments(phi: sympy.Expr, width_ratio: float, gated: bool = False) -> Bra
 @functools.lru_cache
 def moments_at(phi: sympy.Expr, width_ratio: float, gated: bool = False) -> Callable[[Any], BranchMoments]:
     """The same as a function of the input's mean square p (any shape, JAX), from the same integrands."""
-    from gradflow.averages import averages
+    from gradflow.moments.averages import averages
 
     means = averages((z, power), tuple(integrands(phi, gated).values()), tuple(map(MEANS.index, CANCELLING)))
     return lambda p: _from_means(dict(zip(MEANS, means(p), strict=True)), width_ratio)
@@ -147,7 +147,7 @@ def moments_at(phi: sympy.Expr, width_ratio: float, gated: bool = False) -> Call
 @functools.lru_cache
 def variance_at(phi: sympy.Expr) -> Callable[[Any], Any]:
     """Var φ(√p z) as a function of p; φ is counted from φ(0), which at small p is nearly all of it."""
-    from gradflow.averages import averages
+    from gradflow.moments.averages import averages
 
     value = phi.subs(z, sympy.sqrt(power) * z) - phi.subs(z, 0)
     means = averages((z, power), (value**2, value), (1,))

@@ -8,7 +8,7 @@ tensors then go through gradflow's own norm Jacobians. PyTorch loads when one of
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gradflow.audit_result import Audit
+    from gradflow.auditing.result import Audit
     from gradflow.factors import Profile
 
 __all__ = ["audit", "profile"]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from gradflow.parallel import BETWEEN
+from gradflow.branches.parallel import BETWEEN
 from gradflow.torch.library import torch
 from gradflow.torch.recording import Event, Record
 from gradflow.torch.structure import Block, is_norm

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from gradflow import checks, profiles
-from gradflow.audit_result import Audit
+from gradflow.auditing.result import Audit
 from gradflow.checkpoints.parity import Parity, ParityError
 from gradflow.factors import Profile
 from gradflow.torch import recording, residuals, structure

@@ -15,8 +15,8 @@ import numpy as np
 from jaxtyping import Array, Float, Int
 
 from gradflow import precision
+from gradflow.branches.matrices import linear
 from gradflow.flow import ratio, rms
-from gradflow.matrices import linear
 from gradflow.scaling import frobenius
 from gradflow.stack import Stack
 from gradflow.symbolic.moments import gaussian_mean, z

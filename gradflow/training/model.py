@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
-from gradflow.attention import Attention
 from gradflow.branches import Branch, branches_of, with_fields
+from gradflow.branches.attention import Attention
+from gradflow.branches.matrices import Basis, Params, State, gaussian
 from gradflow.inits import gain, initialised
-from gradflow.matrices import Basis, Params, State, gaussian
 from gradflow.norms import AnyNorm
 from gradflow.schemes import Multipliers, Scheme, scheme_of
 from gradflow.stack import Drawn, Given, Layer, Stack, Trajectory

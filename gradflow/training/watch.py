@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from gradflow import probes
+from gradflow.branches.matrices import State, linear
 from gradflow.flow import Rows, ratio, rms
-from gradflow.matrices import State, linear
 from gradflow.scaling import frobenius
 from gradflow.stack import Stack
 from gradflow.training.model import Learned, Model, resized
@@ -72,7 +72,7 @@ def fed(stack: Stack, model: Model, x: Float[Array, "S tokens d"], k: int) -> Fl
 
 
 def first_matrices(branch: Any) -> list[str]:
-    """Names of the matrices that the branch's input meets, as `gradflow.matrices.linear` takes them."""
+    """Names of the matrices that the branch's input meets, as `gradflow.branches.matrices.linear` takes them."""
     names = [name for name in getattr(branch, "matrices", ()) if f"w{name}" not in branch.outer]
     return names or [name.removeprefix("w") for name in branch.outer]
 

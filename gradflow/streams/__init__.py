@@ -1,0 +1,29 @@
+"""Schemes that one residual stream cannot hold, beside their kin of one stream: rows, stack, jacobian, flow, law."""
+
+from gradflow.streams.rows import (
+    BY_NAME,
+    STREAM_SCHEMES,
+    Composite,
+    Place,
+    StreamNumbers,
+    StreamScheme,
+    any_scheme,
+    composite,
+    hyper_connections,
+    manifold,
+    sinkhorn,
+)
+
+__all__ = [
+    "BY_NAME",
+    "STREAM_SCHEMES",
+    "Composite",
+    "Place",
+    "StreamNumbers",
+    "StreamScheme",
+    "any_scheme",
+    "composite",
+    "hyper_connections",
+    "manifold",
+    "sinkhorn",
+]
