@@ -201,13 +201,31 @@ def test_a_norm_behind_it_makes_switch_and_mixtral_one_and_leaves_one_experts_ro
     assert one.behind_norm().sums(1.0)[1] == pytest.approx(0, abs=1e-12)
 
 
-def near(entry):
-    """Every sub-layer's gain and weight gradient: law within max(2 %, 3 s.e.) of the geometric mean."""
+def unequal(f, seed=0, draws=50_000):
+    """log of what post-LN's weight gradients are of the law's, by drawn logits: the law divides by the mean of ‖u‖².
+
+    A token's own is 1 + q Σw², largest where the weights' gradient is, and u takes a part of the router's cotangent.
+    """
+    logits = f.router_gain * np.random.default_rng(seed).standard_normal((draws, f.number))
+    chosen = logits >= np.sort(logits, 1)[:, [-f.chosen]]
+    w = np.exp(np.where(chosen | (not f.renormalised), logits, -np.inf))
+    w /= w.sum(1, keepdims=True)
+    kept = w * chosen
+    q, experts = float(f.expert.moments().q), float(f.expert.weight_power(1.0, 1.0, 1.0))
+    s, jacobian = (kept**2).sum(1), kept[:, :, None] * (np.eye(f.number) - w[:, None])
+    router = (jacobian**2).sum((1, 2))
+    along = (np.einsum("te,tej->tj", kept, jacobian) ** 2).sum(1)
+    mine = (s * experts + q * (router - q * along / (1 + q * s))) / (1 + q * s)
+    return math.log(mine.mean() * (1 + q * s.mean()) / (s.mean() * experts + q * router.mean())) / 2
+
+
+def near(entry, **known):
+    """Every sub-layer's gain and weight gradient: law and its ``known`` miss within max(2 %, 3 s.e.) of the geometric mean."""
     for name in ("net", "weight_grad"):
         seen = np.log(getattr(entry.measured, name))
         error = seen.std(0, ddof=1) / math.sqrt(len(seen))
         assert np.all(error < 0.02)
-        gap = np.abs(seen.mean(0) - np.log(getattr(entry.law, name)[0]))
+        gap = np.abs(seen.mean(0) - np.log(getattr(entry.law, name)[0]) - known.get(name, 0.0))
         assert np.all(gap < np.maximum(0.02, 3 * error)), (entry.name, name, gap, error)
 
 
@@ -219,10 +237,24 @@ def test_law_against_networks(scheme):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("block", ["moe:8x2:glu:silu", "switch:8x1:mlp:relu", Experts(8, 8, ratio=1, router_gain=2.0)])
+@pytest.mark.optimised
+@pytest.mark.parametrize("block", ["moe:8x2:glu:silu", "switch:8x1:mlp:relu", Experts(8, 8, ratio=4, router_gain=2.0)])
 @pytest.mark.parametrize("scheme", ["post-ln", "pre-ln", "sandwich", "deepnorm", "layernorm-scaling"])
-def test_law_of_more_mixtures_against_networks(scheme, block):
-    near(gradflow.compare([scheme], block, 3, 128, tokens=32, seeds=16, dtype="float32")[0])
+def test_law_of_more_mixtures_against_networks(x64, scheme, block):
+    known = {"weight_grad": unequal(branch_of(block))} if scheme == "post-ln" else {}
+    near(gradflow.compare([scheme], block, 3, 128, tokens=32, seeds=48, dtype="float32")[0], **known)
+
+
+@pytest.mark.optimised
+def test_post_lns_weight_gradients_miss_the_law_by_the_spread_of_lengths(x64):
+    """One layer of a switch: -3.2 % of the power at any width, more than 4 s.e. from the law and within 3 of what draws say."""
+    f = branch_of("switch:8x1:mlp:relu")
+    entry = gradflow.compare(["post-ln"], f, 1, 128, tokens=64, seeds=128, dtype="float32")[0]
+    powers = (entry.measured.weight_grad[:, 0] / entry.law.weight_grad[0, 0]) ** 2
+    seen, error = math.log(powers.mean()) / 2, powers.std(ddof=1) / math.sqrt(len(powers)) / 2
+    assert unequal(f) == pytest.approx(-0.0165, abs=0.001)
+    assert abs(seen - unequal(f)) < 3 * error
+    assert seen < -4 * error
 
 
 def by_hand(**options):

@@ -13,7 +13,8 @@ from refusals import refused
 
 import gradflow
 from gradflow import norms, probes
-from gradflow.branches import MLP, Attention, Linear, linear
+from gradflow.branches import MLP, Attention, Linear
+from gradflow.branches.matrices import linear
 from gradflow.factors import FACTORS
 from gradflow.flow import flow
 from gradflow.stack import Drawn, Given, Stack
