@@ -20,10 +20,10 @@ a softmax of twice the logits over the chosen, whether w was one over the chosen
 At k = 1 nothing is left: w scales the one expert, and the norm takes scales out. The spread of Σw² is gone as well: at k = 1 of
 a softmax over all logits ‖f‖² varies by 70 % from token to token, behind the norm not at all.
 
-Left out: 1/d, and with it every difference between tokens that one expert makes; tokens that share an expert; and what does not
-go away with width: where a norm follows u = x + f, a token's own ‖u‖²/d = 1 + q Σw² stands below its gradient, and the law has the
-mean of it. The weights' gradient is largest where u is, so that post-LN's power is below the law's, by the figures at the end; its
-norm takes a part of f out of the router's cotangent as well (below 1 % of χ_f at k = 2).
+Left out: 1/d, and with it every difference between tokens that one expert makes; tokens that share an expert; and what does
+not go away with width. Where a norm follows u = x + f, a token's own ‖u‖²/d = 1 + q Σw² stands below its gradient, and the law
+has the mean of it. The weights' gradient is largest where u is, so that post-LN's power is below the law's, by the figures at the
+end; its norm takes a part of f out of the router's cotangent as well (below 1 % of χ_f at k = 2).
 """
 
 import numpy as np
