@@ -3,7 +3,9 @@
 After a change of what is printed, ``python tests/test_readme.py`` runs every block again and pastes its output into the pages.
 """
 
+import ast
 import contextlib
+import importlib.util
 import io
 import os
 import re
@@ -159,6 +161,18 @@ def test_every_shell_line_is_one_the_shell_takes(line):
     parser = typer.main.get_command(cli.app).commands[command]
     if "--help" not in arguments:
         parser.make_context(command, arguments, resilient_parsing=False)
+
+
+@pytest.mark.parametrize("page", [*PAGES, "CONTRIBUTING.md"])
+def test_what_a_page_imports_is_there(page):
+    trees = [ast.parse(code) for language, code in blocks(page) if language == "python"]
+    imports = [node for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    ours = [node for node in imports if node.module.split(".")[0] == "gradflow"]
+    assert ours
+    for node in ours:
+        module = importlib.import_module(node.module)
+        for alias in node.names:
+            assert hasattr(module, alias.name) or importlib.util.find_spec(f"{node.module}.{alias.name}"), alias.name
 
 
 LONG = (
