@@ -164,8 +164,8 @@ def killed(file, rng, early):
             time.sleep(rng.uniform(0, 0.01))
     finally:
         process.send_signal(signal.SIGKILL)
-        process.communicate()
-    return process.returncode
+        said = process.communicate()[1].decode()
+    assert process.returncode == -signal.SIGKILL, said
 
 
 @pytest.mark.repeats
@@ -173,7 +173,7 @@ def killed(file, rng, early):
 def test_killed_at_random_moments_nothing_is_lost_and_nothing_twice(tmp_path, uninterrupted, seed):
     rng, file, counts = random.Random(seed), tmp_path / "killed.sqlite", [0]
     for early in (False, False, *[True, False, False][: 3 * (seed % 2)]):
-        assert killed(file, rng, early) == -signal.SIGKILL
+        killed(file, rng, early)
         held = figures(file) if rows_of(file) else {}
         assert held.items() <= uninterrupted.items()  # whole rows, each with the very bits
         assert len(held) >= counts[-1]  # nothing that was there is gone
