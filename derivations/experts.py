@@ -70,12 +70,19 @@ print("router's way behind a norm, k = 1, 2, 8:", np.round(behind, 4))
 assert abs(behind[0]) < 1e-11
 assert behind[1] < behind[2]
 
-# Post-LN: power of the weights' gradient over the law's, E(W/‖u‖²) E‖u‖²/E W at q = ½ and experts' weights of power 1 (about 2q).
+# Post-LN: power of the weights' gradients over the law's, E(W/‖u‖²) E‖u‖²/E W: experts of 4d ReLU
+# units at unit gain, q = χ = ½, whose W₁ has the power χ and W₂ that of its 4d inputs, 4q.
+squares, radial = (sp.lambdify((e.S2, e.S3, e.S4, e.P2), sum_) for sum_ in (e.SQUARES, e.RADIAL))
 for k, renormalised in ((1, False), (2, True), (8, True)):
     logits = rng.standard_normal((100_000, 8))
     chosen = logits >= np.sort(logits, 1)[:, [-k]]
     w = np.exp(np.where(chosen | (not renormalised), logits, -np.inf))
-    s = ((w / w.sum(1, keepdims=True) * chosen) ** 2).sum(1)
-    below = (s / (1 + s / 2)).mean() * (1 + s.mean() / 2) / s.mean() - 1
-    print(f"post-LN, {k} of 8: {100 * below:.1f} % of the experts' part")
+    w /= w.sum(1, keepdims=True)
+    s, cubes, fourths = ((w**n * chosen).sum(1) for n in (2, 3, 4))
+    sums = s, cubes, fourths, (w**2).sum(1)
+    law, length = 2.5 * s + squares(*sums) / 2, 1 + s / 2
+    # of the router's cotangent the norm takes the part along û
+    power = law - s * radial(*sums) / 4 / length
+    below = (power / length).mean() * length.mean() / law.mean() - 1
+    print(f"post-LN, {k} of 8: {100 * below:.1f} %")
     assert below < 0

@@ -19,7 +19,7 @@ import math
 import numpy as np
 
 from gradflow.laws import law
-from gradflow.streams.rows import BY_NAME, composite, sinkhorn
+from gradflow.streams import BY_NAME, composite, sinkhorn
 from gradflow.symbolic import derive
 
 # hyper-connections at initialisation are pre-LN, factor by factor end to end

@@ -13,7 +13,21 @@ from gradflow.auditing.shell import audit, check
 from gradflow.comparing.shell import compare, constants, design
 from gradflow.counterfactuals.shell import what_if
 from gradflow.ledger.shell import claims
-from gradflow.options import Block, Dtype, FinalNorm, Html, Init, Json, Key, Memory, MemoryCosine, Plot
+from gradflow.options import (
+    Block,
+    Dtype,
+    FinalNorm,
+    Html,
+    Init,
+    Json,
+    Key,
+    Memory,
+    MemoryCosine,
+    Norm,
+    Plot,
+    TokenCosine,
+    Width,
+)
 from gradflow.spectra.shell import spectrum
 from gradflow.sweeping.shell import sweep
 from gradflow.training.map_shell import trainability
@@ -125,7 +139,7 @@ def law(
     ] = "mlp:relu",
     depth: Annotated[int, typer.Option(help="Blocks.")] = 24,
     d: Annotated[int | None, typer.Option(help="Width, for the 1/d term; without it the leading order.")] = None,
-    norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
+    norm: Norm = "layernorm",
     init: Init = "unit",
     final_norm: FinalNorm = False,
     tokens: Annotated[int, typer.Option(help="Tokens; of one, attention is W_O W_V.")] = 1,
@@ -151,7 +165,7 @@ def profile(
     scheme: Annotated[str, typer.Argument(help="post-ln or pre-ln.")] = "post-ln",
     block: Block = "attention,mlp:gelu",
     depth: Annotated[int, typer.Option(help="Blocks.")] = 12,
-    d: Annotated[int, typer.Option(help="Width.")] = 256,
+    d: Width = 256,
     tokens: Annotated[int, typer.Option(help="Tokens of the state, a standard Gaussian each.")] = 64,
     memory: Memory = None,
     memory_cosine: MemoryCosine = None,
@@ -194,10 +208,10 @@ def subspaces(
     scheme: Annotated[str, typer.Argument(help="A row of the catalogue.")] = "post-ln",
     block: Block = "attention,mlp:gelu",
     depth: Annotated[int, typer.Option(help="Blocks.")] = 12,
-    d: Annotated[int, typer.Option(help="Width.")] = 256,
+    d: Width = 256,
     tokens: Annotated[int, typer.Option(help="Tokens of the state.")] = 32,
-    token_cosine: Annotated[float, typer.Option(help="Cosine of every two tokens of the input.")] = 0.0,
-    norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
+    token_cosine: TokenCosine = 0.0,
+    norm: Norm = "layernorm",
     final_norm: FinalNorm = False,
     seeds: Annotated[int, typer.Option(help="Random networks to measure.")] = 4,
     key: Key = 0,

@@ -12,12 +12,12 @@ import jax
 import numpy as np
 import sympy
 
-from gradflow import checks, cotangents, precision, trunk
+from gradflow import checks, cotangents, laws, precision, trunk
 from gradflow.branches import Branch, branch_of, with_power
 from gradflow.contractions import Contraction, ContractionSweep
 from gradflow.factors import Profile, safe_log
 from gradflow.intervals import Interval, band
-from gradflow.laws import depth as laws
+from gradflow.laws.depth import labels
 from gradflow.measure import Measurement, measure
 from gradflow.schemes import Scheme, scheme_of
 from gradflow.stack import Stack
@@ -234,7 +234,7 @@ class _Case:
         stack = self.stack
         rows = {name: np.stack([one.rows[name] for one in done]) for name in done[0].rows}
         profile = Profile.from_rows(
-            rows, laws.labels(stack.sublayers, stack.final_norm), self.settings() | {"what": "measured"}
+            rows, labels(stack.sublayers, stack.final_norm), self.settings() | {"what": "measured"}
         )
         if not np.isfinite(profile.stream_rms).all():  # type: ignore[arg-type]
             raise ValueError(f"depth: the stream grows beyond the range of {stack.dtype}; use fewer layers, or float64")

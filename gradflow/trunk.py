@@ -14,7 +14,7 @@ from gradflow.contractions import Contraction
 from gradflow.cotangents import refuse_null, resolve
 from gradflow.factors import Profile, safe_log
 from gradflow.flow import Rows, forward_figures, norm_row, normalised
-from gradflow.laws import depth as laws
+from gradflow.laws.depth import labels
 from gradflow.norms import Norm
 from gradflow.scaling import rescale
 from gradflow.schemes import Scheme, scheme_of
@@ -130,7 +130,7 @@ def contraction(
         cotangents = cast(given).reshape(-1, tokens, width)
         rows = jax.tree.map(np.asarray, flow(row, record.eps, u, x, gain, cotangents))
         profile = Profile.from_rows(
-            {name: v[None] for name, v in rows.items()}, laws.labels(S, False), settings | {"what": "recorded"}
+            {name: v[None] for name, v in rows.items()}, labels(S, False), settings | {"what": "recorded"}
         )
         refuse_null(profile, settings["dtype"])
         log_values = None

@@ -8,11 +8,11 @@ import numpy as np
 import sympy
 from scipy.optimize import brentq
 
-from gradflow import checks
+from gradflow import checks, laws
 from gradflow.branches import Branch
 from gradflow.comparing.comparisons import Comparison, compare, spread
 from gradflow.factors import Profile, plain
-from gradflow.laws import depth as laws
+from gradflow.laws.depth import blocks_of
 from gradflow.schemes import Scheme, scheme_of
 
 KNOBS = {
@@ -156,7 +156,7 @@ def design(
     if isinstance(wanted, bool) or not isinstance(wanted, int | float) or not 0 < wanted < np.inf:
         raise ValueError(f"{name}: needs a positive number, got {wanted!r}")
     options: dict[str, Any] = {"norm": norm, "init": init, "final_norm": final_norm}
-    sublayers = checks.integer("depth", depth, 1) * len(laws.blocks_of(block, 1))
+    sublayers = checks.integer("depth", depth, 1) * len(blocks_of(block, 1))
 
     def at(log_scale: float) -> float:
         tried = turned(row, knob, float(np.exp(log_scale)))

@@ -6,7 +6,20 @@ from typing import Annotated
 import typer
 
 from gradflow import shell
-from gradflow.options import Block, Dtype, FinalNorm, Init, Json, Key, Memory, MemoryCosine, Plot
+from gradflow.options import (
+    Block,
+    Dtype,
+    FinalNorm,
+    Init,
+    Json,
+    Key,
+    Memory,
+    MemoryCosine,
+    Norm,
+    Plot,
+    TokenCosine,
+    Width,
+)
 
 
 def constants(
@@ -36,8 +49,8 @@ def design(
     weights: Annotated[float | None, typer.Option(help="Target: largest over smallest weight gradient.")] = None,
     update: Annotated[float | None, typer.Option(help="Target: DeepNorm's bound on the update (its own: 1).")] = None,
     block: Block = "mlp:relu",
-    d: Annotated[int, typer.Option(help="Width.")] = 256,
-    norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
+    d: Width = 256,
+    norm: Norm = "layernorm",
     init: Init = "unit",
     final_norm: FinalNorm = False,
     seeds: Annotated[int, typer.Option(help="Networks to measure at the solution.")] = 4,
@@ -61,12 +74,12 @@ def compare(
     ],
     block: Block = "attention,mlp:gelu",
     depth: Annotated[int, typer.Option(help="Blocks.")] = 24,
-    d: Annotated[int, typer.Option(help="Width.")] = 512,
-    norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
+    d: Width = 512,
+    norm: Norm = "layernorm",
     init: Init = "unit",
     final_norm: Annotated[bool, typer.Option("--final-norm", help="A norm after the last sub-layer, in all.")] = False,
     tokens: Annotated[int, typer.Option(help="Tokens; of one, attention is W_O W_V.")] = 1,
-    token_cosine: Annotated[float, typer.Option(help="Cosine of every two tokens of the input.")] = 0.0,
+    token_cosine: TokenCosine = 0.0,
     cotangent_cosine: Annotated[float, typer.Option(help="Cosine of every two tokens' cotangents.")] = 0.0,
     memory: Memory = None,
     memory_cosine: MemoryCosine = None,

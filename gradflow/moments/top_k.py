@@ -15,11 +15,8 @@ from numpy.polynomial import legendre
 
 from gradflow.moments.chebyshev import coefficients, evaluate, nodes
 
-REACH, STEP, POINTS = (
-    9.0,
-    0.2,
-    12,
-)  # in z; in log t, where the trapezoidal rule converges geometrically; a panel's nodes
+# in z; in log t, where the trapezoidal rule converges geometrically; a panel's nodes
+REACH, STEP, POINTS = 9.0, 0.2, 12
 ORDER, TOP = 28, 8.0  # Chebyshev in τ/(1 + τ) up to τ = TOP; from there on two terms in 1/τ, to 0.003
 LIMIT = (1.0, 0.0, 1.0)
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from gradflow import shell
-from gradflow.options import Block, Dtype, FinalNorm, Json, Key, Plot
+from gradflow.options import Block, Dtype, FinalNorm, Json, Key, Norm, Plot, Width
 
 
 def spectrum(
@@ -15,7 +15,7 @@ def spectrum(
     ] = "post-ln",
     block: Block = "mlp:gelu",
     depth: Annotated[int, typer.Option(help="Blocks.")] = 24,
-    d: Annotated[int, typer.Option(help="Width.")] = 512,
+    d: Width = 512,
     tokens: Annotated[int, typer.Option(help="Tokens of the state.")] = 1,
     text: Annotated[str | None, typer.Option(help="What a checkpoint reads.")] = None,
     method: Annotated[str, typer.Option(help="auto, dense, compact, matrix-free or lyapunov.")] = "auto",
@@ -23,7 +23,7 @@ def spectrum(
     top: Annotated[
         int | None, typer.Option(help="Largest values wanted.  [default: 8 matrix-free, all by Lyapunov]")
     ] = None,
-    norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
+    norm: Norm = "layernorm",
     eps: Annotated[float, typer.Option(help="ε of the norms.")] = 0.0,
     final_norm: FinalNorm = False,
     seeds: Annotated[int, typer.Option(help="Random networks.")] = 1,

@@ -15,7 +15,7 @@ import numpy as np
 from gradflow import checks, precision
 from gradflow.branches import Branch
 from gradflow.factors import Profile, backward_sum, safe_log
-from gradflow.laws import depth as laws
+from gradflow.laws.depth import ASSUMPTIONS, about, blocks_of, with_weights
 from gradflow.laws.leading import LENGTHS, branch_powers, norm_powers
 from gradflow.numeric import to_jax
 from gradflow.streams.rows import Place, StreamScheme
@@ -140,7 +140,7 @@ def law(
     checks.one_of("norm", norm, (*LENGTHS, "none"))
     if d is not None:
         checks.integer("d", d, 2 + (norm == "layernorm"))
-    branches = laws.blocks_of(block_of(row, block, norm, 0.0), tokens)
+    branches = blocks_of(block_of(row, block, norm, 0.0), tokens)
     S = depth * len(branches)
     with precision.scope("float64"):
         numbers = tuple(jnp.asarray(a.reshape(depth, len(branches), *a.shape[1:])) for a in row.numbers(S))
@@ -165,11 +165,11 @@ def law(
     return _profile(
         found,
         (*names, "final norm") if final_norm else names,
-        laws.about(
+        about(
             *(row, branches, depth, d, norm, final_norm, tokens),
             streams=row.streams,
             order="leading",
-            assumptions=laws.ASSUMPTIONS,
+            assumptions=ASSUMPTIONS,
         ),
     )
 
@@ -217,4 +217,4 @@ def _profile(figures: list[Rows], names: tuple[str, ...], settings: Rows) -> Pro
     curves = {"exact": rows["net"], "trunk": trunk, "local": local, "bound": rows["radius_gain"] * rows["skip"]}
     logs = {f"log_{name}": backward_sum(safe_log(gains)[None]) for name, gains in curves.items()}
     found = Profile(labels=names, settings=settings, **logs, **{name: values[None] for name, values in rows.items()})
-    return laws.with_weights(found, weights, settings["tokens"], settings["d"])
+    return with_weights(found, weights, settings["tokens"], settings["d"])

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 
 from gradflow import shell
-from gradflow.options import Batch, Block, Corpus, Dtype, Heads, Init, Json, Key, Plot, Runs
+from gradflow.options import Batch, Block, Corpus, Dtype, Heads, Init, Json, Key, Norm, Plot, Runs, Width
 
 
 def trainability(
@@ -21,10 +21,10 @@ def trainability(
         typer.Option(help="SCHEME,DEPTH whose boundary sets the constant.  [default: the first with both sides]"),
     ] = None,
     optimizer: Annotated[str, typer.Option(help="adam, adamw, radam or sgd.")] = "adam",
-    norm: Annotated[str, typer.Option(help="layernorm, rms, dyt or none.")] = "layernorm",
+    norm: Norm = "layernorm",
     key: Key = 0,
     block: Block = "attention:causal,mlp:relu",
-    d: Annotated[int, typer.Option(help="Width.")] = 64,
+    d: Width = 64,
     heads: Heads = 4,
     tokens: Annotated[int, typer.Option(help="Bytes of a sequence.")] = 32,
     batch: Batch = 8,

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from gradflow import shell
-from gradflow.options import Batch, Block, Corpus, Dtype, Heads, Init, Json, Key, Plot, Runs
+from gradflow.options import Batch, Block, Corpus, Dtype, Heads, Init, Json, Key, Plot, Runs, Width
 
 
 def warmup(
@@ -23,7 +23,7 @@ def warmup(
     seeds: Annotated[int, typer.Option(help="Runs of each setting.")] = 1,
     key: Key = 0,
     block: Block = "attention:causal,mlp:relu",
-    d: Annotated[int, typer.Option(help="Width.")] = 64,
+    d: Width = 64,
     heads: Heads = 4,
     tokens: Annotated[int, typer.Option(help="Bytes of a sequence.")] = 64,
     batch: Batch = 16,
