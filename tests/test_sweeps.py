@@ -9,6 +9,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -389,6 +390,21 @@ def test_a_second_sweep_is_kept_out_while_others_may_read(whole, path, tmp_path)
         )
         assert Sweep.open(file).rows == whole.rows
     assert sweep(SCHEMES, **SMALL, seeds=6, path=file).rows == whole.rows
+
+
+def test_a_sweep_waits_for_who_is_reading(whole, path, tmp_path):
+    """A finished file is read without a journal, and a reader's lock keeps the sweep's journal out for as long as it reads."""
+    file = tmp_path / "read.sqlite"
+    file.write_bytes(path.read_bytes())
+    reader = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
+    reader.execute("BEGIN")
+    reader.execute("SELECT count(*) FROM cases").fetchone()
+    gone, start = threading.Timer(0.3, reader.close), time.monotonic()
+    gone.start()
+    with writing(file, whole.plan) as store:
+        assert time.monotonic() - start > 0.29
+        assert len(store.done) == len(whole.rows)
+    gone.join()
 
 
 OTHER = {

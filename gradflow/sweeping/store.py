@@ -23,6 +23,7 @@ FIGURES = (*MEASURED, *(f"law_{name}" for name in MEASURED), "law_sd_exact", "la
 TEXTS = ("no_law", "error", "made_by")
 COLUMNS = (*Case._fields, *FIGURES, *TEXTS)
 PATIENCE = 10.0  # seconds that a lock may be waited for
+MOMENT = 5  # ms for the lock of writing: a reader that recovers a killed sweep's journal has it that long, a sweep till its end
 
 TABLES = (
     "CREATE TABLE sweep (plan TEXT NOT NULL)",
@@ -66,10 +67,11 @@ def writing(path: str | Path, plan: Plan, retry: bool = False) -> Iterator[Store
         sweep is writing to, or one of another plan.
     """
     file = new_file("path", path, ".sqlite")
-    with _told(file), contextlib.closing(_connect(file, "rwc", 0.0)) as connection:
+    with _told(file), contextlib.closing(_connect(file, "rwc", PATIENCE)) as connection:
         _agreed(connection, file, plan)  # before a byte is written to it
         connection.execute("PRAGMA synchronous = FULL")
         connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute(f"PRAGMA busy_timeout = {MOMENT}")
         connection.execute("BEGIN IMMEDIATE")
         connection.execute(f"PRAGMA busy_timeout = {int(1000 * PATIENCE)}")
         plan, begun = _agreed(connection, file, plan)
